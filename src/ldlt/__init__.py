@@ -1,0 +1,1 @@
+"""Placeholder until the public surface is assembled."""
