@@ -1,1 +1,3 @@
-"""Placeholder until the public surface is assembled."""
+"""Neural networks that are L-Lipschitz by construction."""
+from ldlt import activations, lmi
+from ldlt.network import Lipschitz

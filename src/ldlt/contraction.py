@@ -1,0 +1,322 @@
+r"""Contractions: free matrices to matrices ``U`` of norm below one, with the root of what they leave over.
+
+A contraction hands the rule (``ldlt.elimination``) the pair ``(U, K)`` with :math:`K^*K = (I - UU^*)^{-1}`. ``K`` is given as a *root*,
+an object with the two verbs the rule needs: ``dense()`` is ``K``, and ``right_divide(X)`` is :math:`X K^{-*}`.
+
+=============  =====================================================  ==============  ====================
+contraction    ``U``                                                  ``K``           ``K U``
+=============  =====================================================  ==============  ====================
+``cholesky``   ``M^{-1} W``, ``M M' = αI + WW'``, M lower triangular  ``M/√α``        ``W/√α``
+``symmetric``  ``M^{-1} W``, ``M = (αI + WW')^{1/2}``                 ``M/√α``        ``W/√α``
+``cayley``     rows ``[U A]`` orthonormal by the Cayley transform     ``A^{-1}``      ``A^{-1} U``
+=============  =====================================================  ==============  ====================
+
+``W`` is (n, k), ``U`` is (n, k), ``K`` is (n, n). To add one, subclass :class:`Contraction` and put it into :data:`CONTRACTIONS`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ldlt.errors import InfeasibleError, OptionError
+from ldlt.triangular import Triangular, gram_cholesky
+
+__all__ = ["CONTRACTIONS", "Contracted", "Contraction", "Root", "get_contraction"]
+
+
+class Root(ABC):
+    """A square factor ``K`` (n, n), known through what one can do with it."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """``K``."""
+
+    @abstractmethod
+    def right_divide(self, x: Tensor) -> Tensor:
+        """``x K^{-*}``, x (m, n)."""
+
+
+class TriangularRoot(Root):
+    """``K = M / s`` for a lower-triangular M."""
+
+    def __init__(self, factor: Triangular, scale: Tensor) -> None:
+        self.factor, self.scale = factor, scale
+
+    def dense(self) -> Tensor:
+        return self.factor.dense() / self.scale
+
+    def right_divide(self, x: Tensor) -> Tensor:
+        return self.scale * self.factor.solve(x.mH).mH
+
+
+class AdjointRoot(Root):
+    """``K = N^*`` for a lower-triangular N."""
+
+    def __init__(self, factor: Triangular) -> None:
+        self.factor = factor
+
+    def dense(self) -> Tensor:
+        return self.factor.dense().mH
+
+    def right_divide(self, x: Tensor) -> Tensor:
+        return self.factor.solve_adjoint(x.mH).mH
+
+
+class HermitianRoot(Root):
+    """``K = M / s`` for a Hermitian positive definite M with known inverse (the ``symmetric`` contraction has it anyway)."""
+
+    def __init__(self, matrix: Tensor, inverse: Tensor, scale: Tensor) -> None:
+        self.matrix, self.inverse, self.scale = matrix, inverse, scale
+
+    def dense(self) -> Tensor:
+        return self.matrix / self.scale
+
+    def right_divide(self, x: Tensor) -> Tensor:
+        return self.scale * (x @ self.inverse)
+
+
+class InverseRoot(Root):
+    """``K = A^{-1}``: dividing is a product."""
+
+    def __init__(self, matrix: Tensor, lower: bool = False) -> None:
+        self.matrix, self.lower = matrix, lower
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        """``A^{-1} rhs``."""
+        if self.lower:
+            return torch.linalg.solve_triangular(self.matrix, rhs, upper=False)
+        return torch.linalg.solve(self.matrix, rhs)
+
+    def dense(self) -> Tensor:
+        return self.solve(torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device))
+
+    def right_divide(self, x: Tensor) -> Tensor:
+        return x @ self.matrix.mH
+
+
+class IdentityRoot(Root):
+    """``K = I``."""
+
+    def __init__(self, size: int, like: Tensor) -> None:
+        self.size, self.like = size, like
+
+    def dense(self) -> Tensor:
+        return torch.eye(self.size, dtype=self.like.dtype, device=self.like.device)
+
+    def right_divide(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass
+class Contracted:
+    """What the rule needs to know of one contraction.
+
+    Attributes:
+        matrix: ``U`` (n, k), norm below one.
+        root: ``K`` with ``K^*K = (I − UU^*)^{-1}``.
+    """
+
+    matrix: Tensor
+    root: Root
+    free: Tensor | None = None  # K U where the parameterisation has it for free
+
+    def spread(self) -> Tensor:
+        """``K U`` (n, k): how the other live tensors are inflated."""
+        if self.free is not None:
+            return self.free
+        assert isinstance(self.root, InverseRoot)
+        return self.root.solve(self.matrix)
+
+
+def given(matrix: Tensor) -> Contracted:
+    """The pair ``(U, K)`` of a contraction that is given instead of parameterised: ``K = L^{-1}``, ``LL^* = I − UU^*``.
+
+    Used for maps that are kept as they are. The caller bounds the multipliers so that ``I − UU^*`` is diagonally dominant after a
+    diagonal scaling, hence safe to factor.
+    """
+    eye = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
+    factor, info = torch.linalg.cholesky_ex(eye - matrix @ matrix.mH)
+    factor = torch.where((info == 0)[..., None, None], factor, torch.nan)
+    return Contracted(matrix, InverseRoot(factor, lower=True))
+
+
+class Contraction(ABC):
+    """A smooth map from free parameters onto the matrices of norm below one."""
+
+    name: str
+
+    @abstractmethod
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        """The free parameters beside ``W`` at their start, by role."""
+
+    @abstractmethod
+    def free_gain(self, gain: float, alpha: float) -> float:
+        """The norm of ``W`` for which the norm of ``U`` is ``gain/√(1 + gain²)``."""
+
+    @abstractmethod
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
+        """``W`` (n, k) and the other free parameters to ``(U, K)``."""
+
+    @abstractmethod
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Free parameters that give this ``U``; raises :class:`InfeasibleError` if its norm is not below one."""
+
+
+def _strict_gap(matrix: Tensor) -> Tensor:
+    """Cholesky factor of ``I − UU^*``, or :class:`InfeasibleError`."""
+    eye = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
+    factor, info = torch.linalg.cholesky_ex(eye - matrix @ matrix.mH)
+    if int(info.max()) != 0 or not bool(torch.isfinite(factor).all()):
+        norm = float(torch.linalg.matrix_norm(matrix, 2).max())
+        raise InfeasibleError(
+            f"a map is not strictly feasible for these multipliers: its normalised form has norm {norm:.6g}, which must be "
+            "below 1; raise the bound or change the multipliers"
+        )
+    return factor
+
+
+class _Alpha(Contraction):
+    """What the two contractions with a Gram matrix ``αI + WW^*`` share."""
+
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        return {"log_alpha": torch.tensor(math.log(alpha))}
+
+    def free_gain(self, gain: float, alpha: float) -> float:
+        return gain * math.sqrt(alpha)
+
+    @staticmethod
+    def alpha(weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        r"""``α`` plus a share of ``‖W‖²_F`` of the order of the rounding unit.
+
+        Any positive number is a valid ``α``, so this is no approximation. It keeps ``αI + WW^*`` positive definite in floating
+        point however large the free matrix has grown.
+        """
+        real = extra["log_alpha"]
+        return real.exp() + 4 * torch.finfo(weight.dtype).eps * weight.abs().square().sum((-2, -1))
+
+    def _rescaled(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        """``tW`` such that the α actually used is ``t²`` for a W made for α = 1."""
+        share = 4 * torch.finfo(weight.dtype).eps * float(weight.abs().square().sum())
+        if share >= 1:
+            raise InfeasibleError("the weights are too close to the boundary of the feasible set for this precision")
+        return weight * (extra["log_alpha"].exp() / (1 - share)).sqrt()
+
+
+class Cholesky(_Alpha):
+    """One Gram matrix, one Cholesky factorisation, one triangular solve."""
+
+    name = "cholesky"
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
+        alpha = self.alpha(weight, extra)
+        matrix, factor = gram_cholesky(weight, alpha)
+        scale = alpha.sqrt()
+        return Contracted(matrix, TriangularRoot(factor, scale), weight / scale)
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        # I − UU^* = α M^{-1} M^{-*}: with LL^* = I − UU^*, M = √α L^{-1} and W = M U.
+        lower = _strict_gap(matrix)
+        return self._rescaled(torch.linalg.solve_triangular(lower, matrix, upper=False), extra), extra
+
+
+class _Sqrt(torch.autograd.Function):
+    """``A -> (A^{1/2}, A^{-1/2})`` for Hermitian A ≻ 0, with the gradient by the Sylvester equation.
+
+    ``d(A^{1/2}) = S`` solves ``M S + S M = dA``; in the eigenbasis this divides by ``√λ_i + √λ_j``, which is safe for equal eigenvalues
+    (where differentiating ``eigh`` itself is not).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(matrix)
+        root = values.sqrt()
+        half = (vectors * root[..., None, :].to(vectors.dtype)) @ vectors.mH
+        inverse = (vectors / root[..., None, :].to(vectors.dtype)) @ vectors.mH
+        return half, inverse, root, vectors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, ...]) -> None:
+        _, inverse, root, vectors = output
+        ctx.mark_non_differentiable(root, vectors)
+        ctx.save_for_backward(inverse, root, vectors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        inverse, root, vectors = ctx.saved_tensors
+        total = grads[0] - inverse @ grads[1] @ inverse
+        total = (total + total.mH) / 2
+        inner = vectors.mH @ total @ vectors / (root[..., :, None] + root[..., None, :])
+        return vectors @ inner @ vectors.mH
+
+
+class Symmetric(_Alpha):
+    """The paper's symmetric square roots, by an eigendecomposition."""
+
+    name = "symmetric"
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
+        alpha = self.alpha(weight, extra)
+        gram = weight @ weight.mH
+        gram = gram + torch.diag_embed(alpha.to(gram.dtype).expand(gram.shape[:-1]))
+        half, inverse, _, _ = _Sqrt.apply(gram)  # type: ignore[misc]
+        scale = alpha.sqrt()
+        return Contracted(inverse @ weight, HermitianRoot(half, inverse, scale), weight / scale)
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        _strict_gap(matrix)
+        eye = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
+        values, vectors = torch.linalg.eigh(eye - matrix @ matrix.mH)
+        weight = (vectors / values.sqrt()) @ (vectors.mH @ matrix)
+        return self._rescaled(weight, extra), extra
+
+
+class Cayley(Contraction):
+    r"""Rows ``[U A]`` with ``UU^* + AA^* = I`` by the Cayley transform.
+
+    With ``Z = X^* − X + WW^*`` (X is the square ``skew`` parameter): ``[U A] = (I + Z)^{-1} [−2W, I − Z]``. On a chain this is the
+    Sandwich layer (Wang & Manchester, 2023).
+    """
+
+    name = "cayley"
+
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        return {"skew": torch.zeros(rows, rows)}
+
+    def free_gain(self, gain: float, alpha: float) -> float:
+        return math.tan(math.atan(gain) / 2)  # ‖U‖ = 2g/(1 + g²) = sin(2 atan g)
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
+        skew = extra["skew"].to(weight.dtype)
+        eye = torch.eye(weight.shape[-2], dtype=weight.dtype, device=weight.device)
+        z = skew.mH - skew + weight @ weight.mH
+        both = torch.linalg.solve(eye + z, torch.cat([-2 * weight, eye - z], -1))
+        matrix, rest = both[..., : weight.shape[-1]], both[..., weight.shape[-1] :]
+        return Contracted(matrix, InverseRoot(rest))
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        # A = (I + Z)^{-1}(I − Z) gives Z = (I − A)(I + A)^{-1}, and U = −2(I + Z)^{-1} W. A is free up to a rotation: take the
+        # triangular one, whose positive diagonal keeps I + A invertible.
+        lower = _strict_gap(matrix)
+        eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+        z = torch.linalg.solve(eye + lower, eye - lower)
+        weight = -(eye + z) @ matrix / 2
+        skew = z - weight @ weight.mH  # = X^* − X
+        return weight, {"skew": -skew / 2}
+
+
+CONTRACTIONS: dict[str, Contraction] = {c.name: c for c in (Cholesky(), Symmetric(), Cayley())}
+
+
+def get_contraction(name: str) -> Contraction:
+    """The contraction of that name, or :class:`OptionError`."""
+    if name not in CONTRACTIONS:
+        raise OptionError(f"contraction must be one of {', '.join(map(repr, CONTRACTIONS))}, not {name!r}")
+    return CONTRACTIONS[name]

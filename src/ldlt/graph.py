@@ -1,0 +1,199 @@
+"""The small graph that every module is turned into: an input, free affine maps, fixed linear wiring, activations, one output.
+
+A :class:`Graph` is plain data (it can be pickled and deep-copied); the tensors stay in the user's module. Values are named after the
+nodes of the traced program. Shapes never include the batch dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Activation", "Affine", "Graph", "Input", "Node", "Wire"]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Place of the i-th parent in an argument template."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Attr:
+    """Place of a tensor of the user's module (a buffer or a parameter) in an argument template."""
+
+    path: str
+
+
+class _Batch:
+    """Place of the batch size in an argument template."""
+
+    def __reduce__(self) -> str:
+        return "BATCH"
+
+    def __repr__(self) -> str:
+        return "BATCH"
+
+
+BATCH = _Batch()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value of the graph.
+
+    Attributes:
+        name: Its name in the traced program.
+        shape: Feature shape.
+        parents: Names of the values it is made from.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parents: tuple[str, ...]
+
+    @property
+    def features(self) -> int:
+        """Number of features."""
+        return int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True)
+class Input(Node):
+    """The input ``x``."""
+
+
+@dataclass(frozen=True)
+class Affine(Node):
+    """``W y + b`` with a free matrix: ``weight`` and ``bias`` are parameter names of the user's module."""
+
+    weight: str = ""
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
+class Wire(Node):
+    """A fixed linear operation, such as a sum, a concatenation, a slice, a product with a constant.
+
+    Attributes:
+        kind: ``"function"`` or ``"method"``: what ``target`` is.
+        target: The function or the method's name; not needed for the roles ``"sum"`` and ``"order"``.
+        args: Positional arguments with :class:`Ref`, :class:`Attr` and ``BATCH`` in the place of values.
+        kwargs: Keyword arguments, likewise.
+        select: Which element of a tuple result (``chunk``, ``split``) this is.
+        role: ``"sum"`` (``scales`` gives the weight of each parent), ``"order"`` (same features in the same order, another shape),
+            ``"rearrange"`` (features are moved, dropped or repeated, not mixed), ``"linear"`` (anything else that is linear).
+        scales: Weights of the parents for ``"sum"``.
+    """
+
+    kind: str = "function"
+    target: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    select: int | None = None
+    role: str = "linear"
+    scales: tuple[float, ...] = ()
+
+    def bind(self, module: nn.Module | None) -> Callable[..., Tensor]:
+        """The linear function ``batches -> batch``; ``module`` supplies constants (None if there are none)."""
+
+        def run(*parents: Tensor) -> Tensor:
+            def fill(arg: Any) -> Any:
+                if isinstance(arg, Ref):
+                    return parents[arg.index]
+                if isinstance(arg, Attr):
+                    return _lookup(module, arg.path).to(parents[0])
+                if arg is BATCH:
+                    return parents[0].shape[0]
+                if isinstance(arg, (tuple, list)):
+                    return type(arg)(fill(a) for a in arg)
+                if isinstance(arg, slice):
+                    return slice(fill(arg.start), fill(arg.stop), fill(arg.step))
+                return arg
+
+            args = [fill(a) for a in self.args]
+            kwargs = {k: fill(a) for k, a in self.kwargs}
+            if self.kind == "method":
+                result = getattr(args[0], self.target)(*args[1:], **kwargs)
+            else:
+                result = self.target(*args, **kwargs)
+            return result if self.select is None else result[self.select]
+
+        return run
+
+
+@dataclass(frozen=True)
+class Activation(Node):
+    """``σ(v)``.
+
+    Attributes:
+        module: A parameter-free activation, or None if it is a submodule of the user's module.
+        path: Path of that submodule (it may have parameters: PReLU).
+    """
+
+    module: nn.Module | None = None
+    path: str | None = None
+
+    def resolve(self, root: nn.Module) -> nn.Module:
+        """The activation as a module."""
+        return self.module if self.path is None else _lookup(root, self.path)  # type: ignore[return-value]
+
+
+def _lookup(root: Any, path: str) -> Any:
+    for part in path.split("."):
+        root = getattr(root, part)
+    return root
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An acyclic graph in topological order, with the name of its output value."""
+
+    nodes: tuple[Node, ...]
+    output: str
+
+    def __getitem__(self, name: str) -> Node:
+        return self.index[name]
+
+    @property
+    def index(self) -> dict[str, Node]:
+        """Nodes by name."""
+        found = self.__dict__.get("_index")
+        if found is None:
+            found = {n.name: n for n in self.nodes}
+            object.__setattr__(self, "_index", found)
+        return found
+
+    @property
+    def input(self) -> Input:
+        """The input node."""
+        return next(n for n in self.nodes if isinstance(n, Input))
+
+    @property
+    def activations(self) -> list[Activation]:
+        """Activation nodes in topological order."""
+        return [n for n in self.nodes if isinstance(n, Activation)]
+
+    @property
+    def affines(self) -> list[Affine]:
+        """Free affine maps in topological order."""
+        return [n for n in self.nodes if isinstance(n, Affine)]
+
+    def pruned(self) -> Graph:
+        """Without the values the output does not depend on."""
+        needed = {self.output}
+        for n in reversed(self.nodes):
+            if n.name in needed:
+                needed.update(n.parents)
+        return Graph(tuple(n for n in self.nodes if n.name in needed or isinstance(n, Input)), self.output)
+
+
+def index_map(wire: Wire, shapes: Sequence[tuple[int, ...]], index: Sequence[Tensor]) -> Tensor:
+    """Run a rearranging operation on integer labels of its parents' features; one label per feature of the result."""
+    labels = [i.reshape(1, *s).double() for i, s in zip(index, shapes, strict=True)]
+    return wire.bind(None)(*labels).reshape(-1).long()

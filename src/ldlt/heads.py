@@ -1,0 +1,105 @@
+"""Output maps ``U`` (k, n): the last contraction of the rule, where norm one is allowed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from ldlt.contraction import Contraction
+from ldlt.errors import InfeasibleError, OptionError
+
+__all__ = ["HEADS", "Head", "get_head"]
+
+
+class Head(ABC):
+    """Free matrix to output contraction."""
+
+    name: str
+    joint: bool  # whether ‖U‖ ≤ 1, so that the whole map has the declared bound
+
+    def __init__(self, contraction: Contraction) -> None:
+        self.contraction = contraction
+
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        """Free parameters beside the matrix, by role."""
+        return {}
+
+    def free_gain(self, gain: float, alpha: float) -> float:
+        """Norm of the free matrix at the start."""
+        return gain
+
+    @abstractmethod
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        """``U`` (k, n) for a free matrix (k, n)."""
+
+    @abstractmethod
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Free parameters that give this ``U``."""
+
+
+class Joint(Head):
+    """``‖U‖ < 1`` by the network's contraction: the whole map has the declared bound."""
+
+    name, joint = "joint", True
+
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        return self.contraction.initial(rows, alpha)
+
+    def free_gain(self, gain: float, alpha: float) -> float:
+        return self.contraction.free_gain(gain, alpha)
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        return self.contraction(weight, extra).matrix
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.contraction.invert(matrix, extra)
+
+
+class Orthogonal(Head):
+    """Orthonormal rows (columns, if there are more outputs than directions): the matrix inequality is tight."""
+
+    name, joint = "orthogonal", True
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        tall = weight.shape[-2] > weight.shape[-1]
+        q, r = torch.linalg.qr(weight if tall else weight.mH)
+        sign = torch.where(r.diagonal(dim1=-2, dim2=-1).real < 0, -1.0, 1.0).to(r.dtype).detach()
+        q = q * sign[..., None, :]  # the positive diagonal makes the factor continuous
+        return q if tall else q.mH
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        _require(self(matrix, extra), matrix, "orthonormal rows")
+        return matrix, extra
+
+
+class Rows(Head):
+    """Every row has norm one: each output is ℓ-Lipschitz, pairs of outputs have their own constant, the whole map has ``ℓ‖U‖``."""
+
+    name, joint = "rows", False
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
+        norm = torch.linalg.vector_norm(weight, dim=-1, keepdim=True)
+        # A row of zeros stays zero: constant outputs are Lipschitz with any bound.
+        return weight / torch.where(norm == 0, 1.0, norm)
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        _require(self(matrix, extra), matrix, "rows of norm one")
+        return matrix, extra
+
+
+def _require(projected: Tensor, matrix: Tensor, what: str) -> None:
+    tolerance = 64 * torch.finfo(matrix.dtype).eps * max(matrix.shape)
+    if float((projected - matrix).abs().max()) > tolerance:
+        raise InfeasibleError(f"the normalised output map does not have {what}; use head='joint'")
+
+
+HEADS: dict[str, type[Head]] = {h.name: h for h in (Joint, Orthogonal, Rows)}
+
+
+def get_head(name: str, contraction: Contraction) -> Head:
+    """The head of that name, or :class:`OptionError`."""
+    if name not in HEADS:
+        raise OptionError(f"head must be one of {', '.join(map(repr, HEADS))}, not {name!r}")
+    return HEADS[name](contraction)

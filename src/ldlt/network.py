@@ -1,0 +1,411 @@
+"""The class that takes an ordinary module and makes it L-Lipschitz by construction."""
+
+from __future__ import annotations
+
+import copy
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ldlt import activations, initialise
+from ldlt.contraction import get_contraction
+from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
+from ldlt.graph import Graph
+from ldlt.heads import get_head
+from ldlt.plan import Group, Plan, make_plan
+from ldlt.sweep import Blueprint, Explicit, Free, sweep
+from ldlt.trace import trace
+
+__all__ = ["Lipschitz", "Scaled"]
+
+_ROLES = ("log_alpha", "skew", "log_multiplier", "log_balance", "margin")
+
+
+class Scaled(nn.Module):
+    """``gain · module(x)``: the frozen form of a network whose output has no free map."""
+
+    gain: Tensor
+
+    def __init__(self, module: nn.Module, gain: Tensor) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("gain", gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scaled output (batch, k)."""
+        return self.gain * self.module(x)
+
+
+class Lipschitz(nn.Module):
+    r"""An ordinary module, made ℓ-Lipschitz in the Euclidean norm for every value of its parameters.
+
+    The module is traced once. Its ``weight`` parameters become *free*; :meth:`explicit` maps them to the *explicit* weights, for which the
+    linear matrix inequality of LipSDP holds with the multipliers of :meth:`multipliers`; ``forward`` runs the user's own module with
+    those. For fixed multipliers this reaches every network of that architecture for which the inequality holds strictly, and
+    no other.
+
+    Args:
+        module: Any module that ``torch.fx`` can trace, made of ``Linear`` layers, elementwise activations, ``MaxMin``/``GroupSort``, sums, scalar
+            multiples, concatenations, slices, reshapes and constant matrices. It becomes a part of the network (it is not copied), and its
+            free weights are initialised anew.
+        bound: ℓ > 0. With ``train_bound=True`` the start value of a trained bound.
+        input_shape: Shape of one sample, without the batch dimension; an int is a vector of that size.
+        contraction: ``"cholesky"``, ``"symmetric"`` or ``"cayley"``.
+        head: ``"joint"``: the whole map has the bound. ``"orthogonal"``: likewise, and the inequality is tight. ``"rows"``: every output has the
+            bound, pairs of outputs have :meth:`pair_bounds`, the whole map has the larger :attr:`bound` that is reported.
+        output: ``"free"``: the output must be a sum of free maps (end the module with ``nn.Linear``). ``"scale"``: any output; the network
+            multiplies it by one number so that the bound holds.
+        train_multipliers: Whether the multipliers are trained (needed for full generality unless all activations are positively homogeneous).
+        train_bound: Whether ℓ is trained.
+        bound_floor: Smallest value of a trained bound.
+        bound_ceiling: Largest value of a trained bound.
+        alpha: Start value of α, the scale of the free matrices: they start at norm ``gain·√α``, so a small α means that a step of
+            an optimiser such as Adam moves further.
+        init: ``"default"``, ``"orthogonal"`` or ``"keep"`` (see :mod:`ldlt.initialise`).
+        gain: Norm of the free matrices at the start, in units of ``√α``.
+
+    Shape:
+        Input (batch, \*input_shape), output (batch, k).
+
+    Example:
+        >>> net = Lipschitz(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3)), bound=2.0, input_shape=8)
+        >>> net(torch.randn(5, 8)).shape
+        torch.Size([5, 3])
+        >>> net.bound
+        2.0
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        bound: float = 1.0,
+        *,
+        input_shape: int | Sequence[int],
+        contraction: str = "cholesky",
+        head: str = "joint",
+        output: str = "free",
+        train_multipliers: bool = True,
+        train_bound: bool = False,
+        bound_floor: float | None = None,
+        bound_ceiling: float | None = None,
+        alpha: float = 1.0,
+        init: str = "default",
+        gain: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise GraphError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+        if isinstance(module, Lipschitz):
+            raise GraphError("the module is a Lipschitz network already; wrap the original module instead")
+        shape = _shape(input_shape)
+        start = _positive("bound", bound)
+        _positive("alpha", alpha, OptionError)
+        _positive("gain", gain, OptionError)
+        if output not in ("free", "scale"):
+            raise OptionError(f"output must be 'free' or 'scale', not {output!r}")
+        chosen = get_contraction(contraction)
+        graph = trace(module, shape)
+        if not graph.affines:
+            raise GraphError("the module has no Linear layer: there is nothing to make Lipschitz")
+        plan = make_plan(graph, _joint(graph, module))
+        if not plan.output.free and output == "free":
+            raise GraphError(
+                f"the output '{graph.output}' is not a free linear map, so its scale cannot be set by weights: end the module with "
+                "nn.Linear, or pass output='scale' to multiply the output by a certified factor"
+            )
+        self.module = module
+        self.input_shape = shape
+        self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen))
+        like = next(p for p in module.parameters() if p.is_floating_point())
+        self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling)
+        for role in _ROLES:
+            self.add_module(role, nn.ParameterDict())
+        for group in [*plan.groups.values(), plan.output]:
+            self._add_parameters(group, alpha, train_multipliers)
+        self.to(dtype=like.dtype, device=like.device)
+        self._decide()
+        initialise.initialise(self, init, gain, alpha)
+
+    # -- construction -------------------------------------------------------------------------------------------------------------
+
+    def _add_parameters(self, group: Group, alpha: float, train_multipliers: bool) -> None:
+        roles: dict[str, Tensor] = {}
+        if group.node == "output":
+            if group.free:
+                roles = self._blueprint.head.initial(group.size, alpha)
+        elif group.free:
+            roles = self._blueprint.contraction.initial(group.size, alpha)
+            joint = activations.sector(self.graph[group.node].resolve(self.module)).group  # type: ignore[attr-defined]
+            roles["log_multiplier"] = torch.zeros(group.size // (joint or 1))
+        else:
+            roles["log_balance"] = torch.zeros(group.size)
+            roles["margin"] = torch.tensor(3.0)  # θ = 0.95
+        for role, value in roles.items():
+            trained = train_multipliers or role not in ("log_multiplier", "log_balance", "margin")
+            getattr(self, role)[group.name] = nn.Parameter(value, requires_grad=trained)
+
+    def _decide(self) -> None:
+        """Make the structural decisions (ranks, compression) once, at a random point in float64."""
+        generator = torch.Generator().manual_seed(0)
+        weights = {
+            n: torch.randn(p.shape, generator=generator, dtype=torch.float64) / math.sqrt(max(1, p.shape[-1] if p.ndim else 1))
+            for n, p in self.module.named_parameters()
+        }
+        extra: dict[str, dict[str, Tensor]] = {}
+        for role in _ROLES:
+            for name, p in getattr(self, role).items():
+                noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+                extra.setdefault(name, {})[role] = p.detach().double().cpu() * (role == "margin") + 0.3 * noise
+        free = Free(weights, torch.ones((), dtype=torch.float64), {**{g: {} for g in self._groups}, **extra})
+        with torch.no_grad():
+            module = copy.deepcopy(self.module).double().cpu()
+            self._blueprint.choices.clear()
+            sweep(self._blueprint, module, free)
+
+    @property
+    def _groups(self) -> list[str]:
+        return [*self._blueprint.plan.groups, "output"]
+
+    @property
+    def graph(self) -> Graph:
+        """The traced graph."""
+        return self._blueprint.graph
+
+    @property
+    def plan(self) -> Plan:
+        """Which maps are normalised, and in which order."""
+        return self._blueprint.plan
+
+    # -- free parameters -> explicit weights ----------------------------------------------------------------------------------------
+
+    def _free(self, dtype: torch.dtype | None = None) -> Free:
+        def cast(p: Tensor) -> Tensor:
+            return p if dtype is None or not p.is_floating_point() else p.to(dtype)
+
+        extra: dict[str, dict[str, Tensor]] = {g: {} for g in self._groups}
+        for role in _ROLES:
+            for name, p in getattr(self, role).items():
+                extra[name][role] = cast(p)
+        weights = {n: cast(p) for n, p in self.module.named_parameters()}
+        return Free(weights, cast(self._bound()), extra)
+
+    def _sweep(self, dtype: torch.dtype | None = None) -> Explicit:
+        return sweep(self._blueprint, self.module, self._free(dtype))
+
+    def explicit(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """All parameters of the user's module in explicit form, by name; differentiable.
+
+        Args:
+            dtype: Precision in which the map is evaluated (and returned); that of the parameters by default.
+        """
+        free = self._free(dtype)
+        return {**free.weights, **sweep(self._blueprint, self.module, free).weights}
+
+    def multipliers(self) -> dict[str, Tensor]:
+        """``Λ`` of every activation node, one number per neuron, in the order of the flattened features."""
+        found = self._sweep().multipliers
+        return {a.name: join_groups(self.plan, a.name, found) for a in self.graph.activations}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's output (batch, k) for x (batch, *input_shape)."""
+        if not isinstance(x, Tensor):
+            raise ShapeError(f"the input must be a tensor, not {type(x).__name__}")
+        if tuple(x.shape[1:]) != self.input_shape or x.ndim < 1:
+            raise ShapeError(f"the input must have shape {('batch', *self.input_shape)}, not {tuple(x.shape)}")
+        found = self._sweep()
+        y: Tensor = functional_call(self.module, found.weights, (x,))
+        return y if self.plan.output.free else y * self._gain(found)
+
+    @staticmethod
+    def _gain(found: Explicit) -> Tensor:
+        """``1/‖F_y‖``: the factor that makes a given output satisfy the bound."""
+        return 1 / torch.linalg.matrix_norm(found.output, 2)
+
+    # -- what is certified ----------------------------------------------------------------------------------------------------------
+
+    def _output_map(self) -> tuple[Tensor, float]:
+        """``F_y`` (k, q) of the certified map and ℓ, in float64."""
+        with torch.no_grad():
+            found = self._sweep(torch.float64)
+            matrix = found.output if self.plan.output.free else found.output * self._gain(found)
+            return matrix, float(found.bound)
+
+    @property
+    def bound(self) -> float:
+        """The certified Lipschitz constant of the whole map, in the Euclidean norm."""
+        if self.plan.output.free and not self._blueprint.head.joint:
+            matrix, ell = self._output_map()
+            return ell * float(torch.linalg.matrix_norm(matrix, 2))
+        with torch.no_grad():
+            return self._bound.value()
+
+    @property
+    def declared_bound(self) -> float:
+        """ℓ: equal to :attr:`bound` except for the head ``"rows"``, where it is the constant of every single output."""
+        with torch.no_grad():
+            return self._bound.value()
+
+    def output_bounds(self) -> Tensor:
+        """Constant of every single output (k,), float64."""
+        matrix, ell = self._output_map()
+        return ell * torch.linalg.vector_norm(matrix, dim=-1)
+
+    def pair_bounds(self) -> Tensor:
+        r"""Constant of ``y_c − y_j`` for every pair of outputs, (k, k) in float64: :math:`ℓ\|U'(e_c − e_j)\| ≤ \sqrt2\,ℓ`."""
+        matrix, ell = self._output_map()
+        return ell * torch.linalg.vector_norm(matrix[:, None] - matrix[None], dim=-1)
+
+    # -- other forms ----------------------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> nn.Module:
+        """An ordinary copy of the user's module with plain weights and the same outputs.
+
+        The weights are computed in float64 and rounded once. Training mode is kept. With ``output="scale"`` the copy is wrapped into
+        :class:`Scaled`.
+        """
+        with torch.no_grad():
+            found = self._sweep(torch.float64)
+            plain = copy.deepcopy(self.module)
+            for name, weight in found.weights.items():
+                target = plain.get_parameter(name)
+                target.copy_(weight)
+            if self.plan.output.free:
+                return plain
+            like = next(p for p in plain.parameters() if p.is_floating_point())
+            return Scaled(plain, self._gain(found).to(like)).train(self.training)
+
+    def load_explicit(self, weights: Mapping[str, Tensor], multipliers: Mapping[str, Tensor]) -> None:
+        """Invert the parameterisation: set the free parameters so that the network has these explicit weights.
+
+        Args:
+            weights: Explicit parameters by name, as :meth:`explicit` returns them.
+            multipliers: ``Λ`` by activation node, as :meth:`multipliers` returns them.
+
+        Raises:
+            InfeasibleError: The matrix inequality does not hold strictly for these weights, multipliers and bound; or an activation has
+                a given map, whose multiplier is not free.
+        """
+        bounded = [g.node for g in self.plan.groups.values() if not g.free]
+        if bounded or not self.plan.output.free:
+            raise InfeasibleError(f"node '{(bounded or [self.graph.output])[0]}' has a given map, which cannot be inverted")
+        missing = [n for n, _ in self.module.named_parameters() if n not in weights]
+        missing += [a.name for a in self.graph.activations if a.name not in multipliers]
+        if missing:
+            raise ShapeError(f"no value was given for '{missing[0]}'")
+        dtype = torch.float64
+        split = {
+            g.name: (m if g.rows is None else m[list(g.rows)]).detach().to(dtype)
+            for g in self.plan.groups.values()
+            for m in [multipliers[g.node]]
+        }
+        target = Explicit({n: w.detach().to(dtype) for n, w in weights.items()}, split, torch.empty(0), torch.empty(0))
+        with torch.no_grad():
+            free = self._free(dtype)
+            found = sweep(self._blueprint, self.module, free, target)
+            for name, p in self.module.named_parameters():
+                p.copy_(weights[name])  # biases and maps that are not normalised
+            for name, roles in found.inverse.items():
+                group = self.plan.output if name == "output" else self.plan.groups[name]
+                self._store(group, roles)
+            for name, value in split.items():
+                stored = self.log_multiplier[name]  # type: ignore[index]
+                stored.copy_(value.log().reshape(len(stored), -1)[:, 0])
+
+    def _store(self, group: Group, roles: Mapping[str, Tensor]) -> None:
+        rows = {self.plan.weights[t.affine]: t.rows for t in group.terms}
+        for role, value in roles.items():
+            if role in _ROLES:
+                getattr(self, role)[group.name].copy_(value)
+                continue
+            target = self.module.get_parameter(role)
+            if rows[role] is None:
+                target.copy_(value)
+            else:
+                target[list(rows[role] or ())] = value.to(target)
+
+    def extra_repr(self) -> str:
+        """Summary for ``repr``."""
+        name = self._blueprint.contraction.name
+        return f"bound={self.declared_bound:g}, input_shape={self.input_shape}, contraction={name}, head={self._blueprint.head.name}"
+
+
+class _Bound(nn.Module):
+    """ℓ: a constant, or a trained number between a floor and a ceiling."""
+
+    fixed: Tensor
+
+    def __init__(self, start: float, trained: bool, floor: float | None, ceiling: float | None) -> None:
+        super().__init__()
+        low = 0.0 if floor is None else _positive("bound_floor", floor)
+        high = math.inf if ceiling is None else _positive("bound_ceiling", ceiling)
+        if not trained and (floor is not None or ceiling is not None):
+            raise OptionError("bound_floor and bound_ceiling need train_bound=True")
+        if not low < high or not low <= start <= high:
+            raise BoundError(f"bound={start:g} must lie between bound_floor={low:g} and bound_ceiling={high:g}")
+        self.low, self.high, self.trained, self.start = low, high, trained, start
+        if trained:
+            self.free = nn.Parameter(torch.tensor(self._inverse(start)))
+        else:
+            self.register_buffer("fixed", torch.tensor(start, dtype=torch.float64).float(), persistent=True)
+
+    def _inverse(self, value: float) -> float:
+        # Logarithmic distance from the limits, kept off them so that the gradient does not vanish.
+        if math.isfinite(self.high):
+            low = self.low or self.high * 1e-6
+            share = min(max(math.log(value / low) / math.log(self.high / low), 0.02), 0.98)
+            return math.log(share / (1 - share))
+        excess = max(value - self.low, 0.02 * value)
+        return math.log(excess)
+
+    def forward(self) -> Tensor:
+        """ℓ as a scalar tensor."""
+        if not self.trained:
+            return self.fixed
+        if math.isfinite(self.high):
+            low = self.low or self.high * 1e-6
+            return low * torch.exp(torch.sigmoid(self.free) * math.log(self.high / low))
+        return self.low + torch.exp(self.free)
+
+    def value(self) -> float:
+        """ℓ as a number."""
+        return float(self()) if self.trained else self.start
+
+
+def join_groups(plan: Plan, node: str, values: Mapping[str, Tensor]) -> Tensor:
+    """Per-group vectors of one activation in the order of its features."""
+    groups = [g for g in plan.groups.values() if g.node == node]
+    if len(groups) == 1:
+        return values[groups[0].name]
+    order = torch.tensor([r for g in groups for r in g.rows or ()])
+    return torch.cat([values[g.name] for g in groups])[torch.argsort(order)]
+
+
+def _joint(graph: Graph, module: nn.Module) -> set[str]:
+    return {a.name for a in graph.activations if activations.sector(a.resolve(module)).group is not None}
+
+
+def _shape(input_shape: Any) -> tuple[int, ...]:
+    values = [input_shape] if isinstance(input_shape, numbers.Integral) else input_shape
+    try:
+        shape = tuple(int(v) for v in values)
+        exact = all(int(v) == v for v in values)
+    except (TypeError, ValueError):
+        raise ShapeError(f"input_shape must be an int or a tuple of ints, not {input_shape!r}") from None
+    if not shape or not exact or any(v < 1 for v in shape):
+        raise ShapeError(f"input_shape must consist of positive sizes without the batch dimension, not {input_shape!r}")
+    return shape
+
+
+def _positive(name: str, value: Any, error: type[Exception] = BoundError) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise error(f"{name} must be a positive number, not {value!r}") from None
+    if not (math.isfinite(number) and number > 0):
+        raise error(f"{name} must be positive and finite, not {number!r}")
+    return number

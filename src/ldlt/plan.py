@@ -1,0 +1,370 @@
+"""Which maps of a graph are normalised, where, and in which order: decided once, from the structure alone.
+
+For every activation the planner follows its input back through sums and rearrangements to the affine maps it is made of. Rows of the
+input that are a plain sum of free maps, each used here first, are *normalised* (theory: "hidden map"). All other rows, such as an
+identity skip that goes straight into the activation, keep their map and get a *bounded* multiplier. Affine maps that no activation
+and no output normalises stay as they are: they only transport generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
+
+__all__ = ["FreeTerm", "Group", "Plan", "Step", "make_plan"]
+
+
+@dataclass(frozen=True)
+class FreeTerm:
+    """One free map inside a group: rows of an affine map, with its input split into members.
+
+    Attributes:
+        affine: Name of the affine node.
+        rows: Rows of its weight, in the order of the group (None: all, in order).
+        scale: Factor with which it enters the sum.
+        members: Values its input is a concatenation of, in order.
+    """
+
+    affine: str
+    rows: tuple[int, ...] | None
+    scale: float
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one activation (or of the output) that are eliminated together.
+
+    Attributes:
+        name: Unique name, also the key of its parameters.
+        node: The activation node, or the output value.
+        value: The value the rows belong to (the pre-activation or the output).
+        rows: Which rows (None: all).
+        terms: The free maps to normalise; empty for a bounded group.
+        size: Number of rows.
+    """
+
+    name: str
+    node: str
+    value: str
+    rows: tuple[int, ...] | None
+    terms: tuple[FreeTerm, ...]
+    size: int
+
+    @property
+    def free(self) -> bool:
+        """Whether the group's map is normalised."""
+        return bool(self.terms)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the sweep.
+
+    Attributes:
+        transport: The value whose generator is computed from its parents', or None.
+        group: The group that is eliminated, or None.
+        joins: The activation whose groups are put together, or None.
+        live: Values that are needed after this step.
+    """
+
+    transport: str | None = None
+    group: str | None = None
+    joins: str | None = None
+    live: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sweep: steps in order, groups by name, and the output's group."""
+
+    steps: tuple[Step, ...]
+    groups: dict[str, Group]
+    output: Group
+    weights: dict[str, str]  # affine node -> parameter name
+
+    @property
+    def normalised(self) -> set[str]:
+        """Affine nodes with at least one normalised row."""
+        return {t.affine for g in [*self.groups.values(), self.output] for t in g.terms}
+
+
+@dataclass
+class _Origin:
+    """Where the rows of a value come from: affine node -> (row index or −1, scale), and which rows have a fixed part."""
+
+    terms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    fixed: Tensor | None = None
+
+
+def _origins(graph: Graph) -> dict[str, _Origin]:
+    out: dict[str, _Origin] = {}
+    for node in graph.nodes:
+        n = node.features
+        if isinstance(node, Affine):
+            out[node.name] = _Origin({node.name: (torch.arange(n), torch.ones(n, dtype=torch.double))}, torch.zeros(n, dtype=torch.bool))
+        elif isinstance(node, Wire) and node.role in ("sum", "order", "rearrange"):
+            out[node.name] = _moved(graph, node, out)
+        else:
+            out[node.name] = _Origin({}, torch.ones(n, dtype=torch.bool))
+    return out
+
+
+def _moved(graph: Graph, node: Wire, known: dict[str, _Origin]) -> _Origin:
+    parents = [known[p] for p in node.parents]
+    if node.role == "order":
+        return parents[0]
+    n = node.features
+    if node.role == "sum":
+        terms: dict[str, tuple[Tensor, Tensor]] = {}
+        fixed = torch.zeros(n, dtype=torch.bool)
+        for origin, scale in zip(parents, node.scales, strict=True):
+            assert origin.fixed is not None
+            fixed |= origin.fixed
+            for name, (index, factor) in origin.terms.items():
+                if name in terms:  # the same matrix twice in one sum: its rows are not free
+                    fixed |= index >= 0
+                    old, weights = terms[name]
+                    terms[name] = (torch.where(old >= 0, old, index), weights)
+                else:
+                    terms[name] = (index, factor * scale)
+        return _Origin(terms, fixed)
+    # A rearrangement acts on labels: feature j of parent p gets the label offset_p + j.
+    shapes = [graph[p].shape for p in node.parents]
+    sizes = [graph[p].features for p in node.parents]
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    labels = [torch.arange(s) + int(o) for s, o in zip(sizes, offsets, strict=False)]
+    source = index_map(node, shapes, labels)
+    names = list(dict.fromkeys(a for o in parents for a in o.terms))
+    terms = {}
+    for name in names:
+        index = torch.cat([o.terms[name][0] if name in o.terms else torch.full((s,), -1) for o, s in zip(parents, sizes, strict=True)])
+        factor = torch.cat([o.terms[name][1] if name in o.terms else torch.ones(s, dtype=torch.double) for o, s in zip(parents, sizes, strict=True)])
+        terms[name] = (index[source], factor[source])
+    fixed = torch.cat([o.fixed for o in parents])[source]  # type: ignore[arg-type]
+    return _Origin(terms, fixed)
+
+
+def _ancestors(graph: Graph) -> dict[str, set[str]]:
+    """Affine nodes each value depends on."""
+    out: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        found: set[str] = set()
+        for p in node.parents:
+            found |= out[p]
+            if isinstance(graph[p], Affine):
+                found.add(p)
+        out[node.name] = found
+    return out
+
+
+def _members(graph: Graph, value: str) -> tuple[str, ...]:
+    """A concatenation of vectors is split into its parts; anything else is one member."""
+    node = graph[value]
+    if not isinstance(node, Wire) or len(node.shape) != 1:
+        return (value,)
+    if node.role == "order" and graph[node.parents[0]].shape == node.shape:
+        return _members(graph, node.parents[0])
+    if node.role != "rearrange" or any(len(graph[p].shape) != 1 for p in node.parents) or len(node.parents) < 2:
+        return (value,)
+    sizes = [graph[p].features for p in node.parents]
+    if sum(sizes) != node.features:
+        return (value,)
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    labels = [torch.arange(s) + int(o) for s, o in zip(sizes, offsets, strict=False)]
+    moved = index_map(node, [graph[p].shape for p in node.parents], labels)
+    if not bool((moved == torch.arange(node.features)).all()):
+        return (value,)
+    parts = tuple(m for p in node.parents for m in _members(graph, p))
+    return parts if len(set(parts)) == len(parts) else (value,)
+
+
+class _Planner:
+    def __init__(self, graph: Graph, joint: set[str], demoted: set[str]) -> None:
+        self.graph, self.joint, self.demoted = graph, joint, demoted
+        self.origins = _origins(graph)
+        self.ancestors = _ancestors(graph)
+        self.owned: dict[str, Tensor] = {}  # affine -> rows that a group normalises
+        self.owners: dict[str, list[str]] = {}  # affine -> activations that normalise its rows
+
+    # -- groups -------------------------------------------------------------------------------------------------------------------
+
+    def split(self, node: str, value: str) -> list[Group]:
+        """Groups of the rows of ``value`` that feed ``node``."""
+        origin = self.origins[value]
+        n = self.graph[value].features
+        free, bounded = self._signatures(node, origin, n)
+        if node in self.joint and (len(free) + bool(bounded)) > 1:
+            free, bounded = [], list(range(n))
+        groups = []
+        for rows, names in free:
+            terms = tuple(self._term(name, origin, rows) for name in names)
+            for name, term in zip(names, terms, strict=True):
+                index = range(self.graph[name].features) if term.rows is None else term.rows
+                self.owned.setdefault(name, torch.zeros(self.graph[name].features, dtype=torch.bool))[list(index)] = True
+                self.owners.setdefault(name, []).append(node)
+            groups.append((rows, terms))
+        if bounded:
+            groups.append((bounded, ()))
+        several = len(groups) > 1
+        return [
+            Group(f"{node}__{k}" if several else node, node, value, tuple(rows) if several else None, terms, len(rows))
+            for k, (rows, terms) in enumerate(groups)
+        ]
+
+    def _signatures(self, node: str, origin: _Origin, n: int) -> tuple[list[tuple[list[int], tuple[str, ...]]], list[int]]:
+        """Rows by the set of free maps they are a sum of, and the rows that are no such sum."""
+        assert origin.fixed is not None
+        blocked = origin.fixed.clone()
+        if node in self.demoted:
+            blocked[:] = True
+        present = {a: index >= 0 for a, (index, _) in origin.terms.items()}
+        for a, (index, scale) in origin.terms.items():
+            rows = index[present[a]]
+            taken = self.owned.get(a)
+            if len(torch.unique(rows)) != len(rows) or (taken is not None and bool(taken[rows].any())):
+                blocked |= present[a]
+            blocked |= present[a] & (scale != scale[present[a]][0] if bool(present[a].any()) else False)
+        by: dict[tuple[str, ...], list[int]] = {}
+        for row in range(n):
+            if not blocked[row]:
+                by.setdefault(tuple(a for a in origin.terms if present[a][row]), []).append(row)
+        free = []
+        bounded = [int(r) for r in torch.nonzero(blocked).flatten()]
+        for names, rows in by.items():
+            # A map whose output another member already depends on cannot be chosen last.
+            inputs = {self.graph[a].parents[0] for a in names}
+            if any(a in self.ancestors[y] for a in names for y in inputs):
+                bounded += rows
+            else:
+                free.append((rows, names))
+        return free, sorted(bounded)
+
+    def _term(self, name: str, origin: _Origin, rows: list[int]) -> FreeTerm:
+        index, scale = origin.terms[name]
+        chosen = index[rows]
+        full = len(chosen) == self.graph[name].features and bool((chosen == torch.arange(len(chosen))).all())
+        return FreeTerm(
+            name,
+            None if full else tuple(int(i) for i in chosen),
+            float(scale[rows][0]),
+            _members(self.graph, self.graph[name].parents[0]),
+        )
+
+    # -- order --------------------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        groups: dict[str, list[Group]] = {}
+        for act in self.graph.activations:
+            groups[act.name] = self.split(act.name, act.parents[0])
+        output = self._output()
+        order = _Order(self.graph, groups, self.owners)
+        for act in self.graph.activations:
+            order.ensure(act.name)
+        order.need(_needs(output))
+        steps = _with_liveness(order.steps, self.graph, {g.name: g for gs in groups.values() for g in gs}, output)
+        weights = {a.name: a.weight for a in self.graph.affines}
+        return Plan(steps, {g.name: g for gs in groups.values() for g in gs}, output, weights)
+
+    def _output(self) -> Group:
+        value = self.graph.output
+        origin = self.origins[value]
+        n = self.graph[value].features
+        free, bounded = self._signatures("output", origin, n)
+        if bounded or len(free) != 1:
+            return Group("output", "output", value, None, (), n)
+        rows, names = free[0]
+        return Group("output", "output", value, None, tuple(self._term(a, origin, rows) for a in names), n)
+
+
+def _needs(group: Group) -> list[str]:
+    """Values whose generators a group's elimination reads."""
+    return [m for t in group.terms for m in t.members] if group.free else [group.value]
+
+
+class _Cycle(Exception):
+    def __init__(self, activation: str) -> None:
+        super().__init__(activation)
+        self.activation = activation
+
+
+class _Order:
+    """Emits steps so that everything is available when it is needed."""
+
+    def __init__(self, graph: Graph, groups: dict[str, list[Group]], owners: dict[str, list[str]]) -> None:
+        self.graph, self.groups, self.owners = graph, groups, owners
+        self.steps: list[Step] = []
+        self.done: set[str] = set()
+        self.active: dict[str, None] = {}  # in the order of descent
+
+    def need(self, values: Iterable[str]) -> None:
+        for v in values:
+            self.ensure(v)
+
+    def ensure(self, name: str) -> None:
+        if name in self.done:
+            return
+        if name in self.active:
+            # The graph has no cycle, so this one passes through an activation that owns a map; the innermost gives way.
+            owning = {o for names in self.owners.values() for o in names}
+            raise _Cycle(next(a for a in reversed(self.active) if a in owning))
+        self.active[name] = None
+        node = self.graph[name]
+        if isinstance(node, Activation):
+            for group in self.groups[name]:
+                self.need(_needs(group))
+                self.steps.append(Step(group=group.name))
+            self.steps.append(Step(joins=name))
+        elif not isinstance(node, Input):
+            self.need(node.parents)
+            # An affine map can transport a generator only once its weight is known.
+            for owner in self.owners.get(name, []):
+                if owner in self.active:
+                    raise _Cycle(owner)
+                self.ensure(owner)
+            self.steps.append(Step(transport=name))
+        del self.active[name]
+        self.done.add(name)
+
+
+def _with_liveness(steps: list[Step], graph: Graph, groups: dict[str, Group], output: Group) -> tuple[Step, ...]:
+    """Add to each step the values that are read later."""
+    reads = [_reads(s, graph, groups) for s in steps]
+    live: set[str] = set(_needs(output))
+    out: list[Step] = []
+    for step, read in zip(reversed(steps), reversed(reads), strict=True):
+        made = step.transport or step.group or step.joins or ""
+        out.append(Step(step.transport, step.group, step.joins, tuple(sorted(live))))
+        live.discard(made)
+        live |= set(read)
+    return tuple(reversed(out))
+
+
+def _reads(step: Step, graph: Graph, groups: dict[str, Group]) -> list[str]:
+    if step.transport is not None:
+        return list(graph[step.transport].parents)
+    if step.group is not None:
+        return _needs(groups[step.group])
+    return [g.name for g in groups.values() if g.node == step.joins]
+
+
+def make_plan(graph: Graph, joint: set[str]) -> Plan:
+    """The plan of a graph.
+
+    Args:
+        graph: A traced graph.
+        joint: Names of activations that mix entries (GroupSort and the like): their rows are never split.
+    """
+    demoted: set[str] = set()
+    while True:
+        try:
+            return _Planner(graph, joint, demoted).plan()
+        except _Cycle as cycle:
+            assert cycle.activation not in demoted
+            # Two free maps that each need the other first: keep one of them as it is.
+            demoted.add(cycle.activation)

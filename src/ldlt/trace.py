@@ -1,0 +1,480 @@
+"""From an ``nn.Module`` to a :class:`~ldlt.graph.Graph`, or a refusal that names the node.
+
+Only operations on the lists below are accepted. Nothing is guessed: an operation that is not known to be linear, an activation with
+known slopes or a free affine map ends in :class:`~ldlt.errors.UnsupportedOpError`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from ldlt import activations
+from ldlt.errors import GraphError, LdltError, ShapeError, SlopeError, UnsupportedOpError
+from ldlt.graph import BATCH, Activation, Affine, Attr, Graph, Input, Node, Ref, Wire, index_map
+
+__all__ = ["trace"]
+
+# Features are moved, dropped or repeated, never mixed.
+_REARRANGE: set[Any] = {
+    torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.stack, torch.chunk, torch.split, torch.tensor_split, torch.unbind,
+    torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.squeeze, torch.unsqueeze,
+    torch.flip, torch.roll, torch.narrow, torch.select, torch.unflatten, torch.clone, torch.tile, torch.repeat_interleave,
+    operator.getitem,
+    "chunk", "split", "tensor_split", "unbind", "flatten", "reshape", "view", "permute", "transpose", "swapaxes", "movedim", "squeeze",
+    "unsqueeze", "flip", "roll", "narrow", "select", "unflatten", "contiguous", "clone", "expand", "repeat", "repeat_interleave",
+    "mT", "tile",
+}  # fmt: skip
+_SUM: dict[Any, tuple[float, float]] = {
+    operator.add: (1.0, 1.0), operator.iadd: (1.0, 1.0), torch.add: (1.0, 1.0), "add": (1.0, 1.0), "add_": (1.0, 1.0),
+    operator.sub: (1.0, -1.0), operator.isub: (1.0, -1.0), torch.sub: (1.0, -1.0), torch.subtract: (1.0, -1.0),
+    "sub": (1.0, -1.0), "sub_": (1.0, -1.0),
+}  # fmt: skip
+_MULTIPLY = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"}
+_DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"}
+_NEGATE = {operator.neg, torch.neg, torch.negative, "neg"}
+_AVERAGE = {torch.mean, torch.sum, "mean", "sum"}
+_MATMUL = {operator.matmul, torch.matmul, torch.mm, "matmul", "mm", F.linear}
+_DROPOUT = {F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d}
+_DROPOUT_MODULES = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_ORDER_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, *_DROPOUT_MODULES)
+
+_HINTS: list[tuple[tuple[type, ...], str]] = [
+    (
+        (nn.modules.batchnorm._NormBase,),
+        "batch and instance normalisation divide by statistics of the data, which has no global Lipschitz bound; "
+        "remove it (the network is normalised by construction), or fold it into the preceding Linear layer after training",
+    ),
+    (
+        (nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm),
+        "layer normalisation divides by a statistic of its input and is not globally Lipschitz; remove it",
+    ),
+    (
+        (nn.RNNBase, nn.RNNCellBase),
+        "recurrent layers use one matrix many times; unroll the recursion with separate Linear layers",
+    ),
+    (
+        (nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
+        "dot-product attention multiplies two functions of the input and is not globally Lipschitz; "
+        "use Linear layers and activations",
+    ),
+    (
+        (nn.Bilinear,),
+        "a bilinear map multiplies two functions of the input and is not globally Lipschitz; use Linear layers",
+    ),
+    ((nn.Embedding, nn.EmbeddingBag), "an embedding is not a function of a real vector; feed its output instead"),
+    (
+        (nn.modules.conv._ConvNd,),
+        "convolutions are not supported yet; use Linear layers, or flatten first",
+    ),
+]
+
+
+class _Tracer(fx.Tracer):
+    """Symbolic tracer that also stops at the activation modules of this package and at registered ones."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        known = activations.is_activation(m)
+        return known or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a traced module and keeps every intermediate value."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[fx.Node, Any] = {}
+        self.current = ""
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.current = n.name
+        value = super().run_node(n)
+        self.values[n] = value
+        return value
+
+
+def _symbolic(module: nn.Module) -> fx.GraphModule:
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(module)
+    except LdltError:
+        raise
+    except Exception as error:
+        raise GraphError(
+            f"{type(module).__name__} cannot be traced: {error}. The forward function must not depend on the values of its input "
+            "(no if, while or for over data) and must use torch operations only"
+        ) from error
+    return fx.GraphModule(tracer.root, graph)
+
+
+def _record(traced: fx.GraphModule, batch: int, shape: tuple[int, ...], like: Tensor) -> dict[fx.Node, Any]:
+    recorder = _Recorder(traced)
+    x = torch.rand(batch, *shape, dtype=like.dtype, device=like.device)
+    try:
+        with torch.no_grad():
+            recorder.run(x)
+    except LdltError:
+        raise
+    except Exception as error:
+        raise ShapeError(
+            f"the module does not accept an input of shape (batch, {', '.join(map(str, shape))}): at node '{recorder.current}': {error}"
+        ) from error
+    return recorder.values
+
+
+def _reference(module: nn.Module) -> Tensor:
+    """A tensor with the dtype and device of the module."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+
+
+def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
+    """Turn a module with one tensor input and one tensor output into a graph.
+
+    Args:
+        module: Any module that ``torch.fx`` can trace and that consists of known operations.
+        input_shape: Shape of one sample, without the batch dimension.
+
+    Raises:
+        UnsupportedOpError: An operation without a certified rule; the message names it and says what to use instead.
+        GraphError: The module cannot be traced or has the wrong number of inputs or outputs.
+        ShapeError: ``input_shape`` does not fit.
+    """
+    training = {m: m.training for m in module.modules()}
+    try:
+        module.eval()
+        traced = _symbolic(module)
+        like = _reference(module)
+        # Two batch sizes tell the numbers that are the batch size from those that are not.
+        first = _record(traced, 2, input_shape, like)
+        second = _record(traced, 3, input_shape, like)
+    finally:
+        for m, mode in training.items():
+            m.training = mode
+    builder = _Builder(module, traced, first, second)
+    return builder.build(input_shape)
+
+
+class _Builder:
+    """Translates the nodes of a traced program one by one."""
+
+    def __init__(
+        self, module: nn.Module, traced: fx.GraphModule, first: dict[fx.Node, Any], second: dict[fx.Node, Any]
+    ) -> None:
+        self.module, self.traced, self.first, self.second = module, traced, first, second
+        self.modules = dict(module.named_modules(remove_duplicate=False))
+        self.nodes: dict[str, Node] = {}
+        self.alias: dict[fx.Node, str] = {}  # fx node -> value name
+        self.tuples: dict[fx.Node, Any] = {}  # tuple-valued nodes, resolved at getitem
+        self.used: dict[int, str] = {}  # parameter -> the affine node that uses it
+
+    def build(self, input_shape: tuple[int, ...]) -> Graph:
+        output: str | None = None
+        inputs = [n for n in self.traced.graph.nodes if n.op == "placeholder"]
+        if len(inputs) != 1:
+            raise GraphError(
+                f"the module must have exactly one input tensor, it has {len(inputs)}: concatenate them, or bind the others"
+            )
+        for node in self.traced.graph.nodes:
+            value = self.first[node]
+            if node.op == "placeholder":
+                self._add(node, Input(node.name, tuple(input_shape), ()))
+            elif node.op == "output":
+                result = node.args[0]
+                if not isinstance(result, fx.Node) or result not in self.alias:
+                    raise GraphError("the module must return exactly one tensor that depends on its input")
+                output = self.alias[result]
+            elif not self._depends(node) or not self._has_tensor(value):
+                continue  # constants and sizes are read where they are used
+            elif node.op == "call_module":
+                self._call_module(node)
+            else:
+                self._call(node, node.target)
+        assert output is not None
+        graph = Graph(tuple(self.nodes.values()), output).pruned()
+        if len(graph[output].shape) != 1:
+            raise GraphError(
+                f"the output must have shape (batch, k), not (batch, {', '.join(map(str, graph[output].shape))}): flatten it"
+            )
+        return graph
+
+    # -- helpers ------------------------------------------------------------------------------------------------------------------
+
+    def _add(self, node: fx.Node, value: Node) -> None:
+        self.nodes[value.name] = value
+        self.alias[node] = value.name
+
+    @staticmethod
+    def _has_tensor(value: Any) -> bool:
+        if isinstance(value, (tuple, list)):
+            return any(isinstance(v, Tensor) for v in value)
+        return isinstance(value, Tensor)
+
+    def _depends(self, node: fx.Node) -> bool:
+        """Whether the node's value is a tensor (or a tuple) computed from the input."""
+        return any(a in self.alias or a in self.tuples for a in node.all_input_nodes)
+
+    def _shape(self, node: fx.Node, value: Any = None) -> tuple[int, ...]:
+        one, two = (self.first[node], self.second[node]) if value is None else value
+        if one.ndim < 1 or one.shape[0] != 2 or two.shape[0] != 3 or one.shape[1:] != two.shape[1:]:
+            raise UnsupportedOpError(
+                node.name, "the first dimension must stay the batch; this operation moves, mixes or removes it"
+            )
+        return tuple(one.shape[1:])
+
+    def _template(self, node: fx.Node, arg: Any, parents: list[str]) -> Any:
+        """An argument with references instead of values."""
+        if isinstance(arg, fx.Node):
+            if arg in self.alias:
+                parents.append(self.alias[arg])
+                return Ref(len(parents) - 1)
+            if arg in self.tuples:
+                raise UnsupportedOpError(node.name, "a tuple of tensors is passed on whole; unpack it first")
+            if arg.op == "get_attr":
+                return Attr(str(arg.target))
+            one, two = self.first[arg], self.second[arg]
+            if isinstance(one, Tensor):
+                raise UnsupportedOpError(
+                    node.name, f"the constant '{arg.name}' is computed in forward; store it as a buffer in __init__"
+                )
+            if isinstance(one, (tuple, list)):  # a torch.Size
+                return tuple(self._number(node, a, b) for a, b in zip(one, two, strict=True))
+            return self._number(node, one, two)
+        if isinstance(arg, (tuple, list)):
+            return type(arg)(self._template(node, a, parents) for a in arg)
+        if isinstance(arg, slice):
+            return slice(*(self._template(node, a, parents) for a in (arg.start, arg.stop, arg.step)))
+        return arg
+
+    @staticmethod
+    def _number(node: fx.Node, one: Any, two: Any) -> Any:
+        if one == two:
+            return one
+        if (one, two) == (2, 3):
+            return BATCH
+        raise UnsupportedOpError(node.name, "a size is computed from the batch size; keep the batch dimension apart")
+
+    def _wire(self, node: fx.Node, kind: str, target: Any, role: str) -> None:
+        parents: list[str] = []
+        args = tuple(self._template(node, a, parents) for a in node.args)
+        kwargs = tuple((k, self._template(node, a, parents)) for k, a in node.kwargs.items())
+        spec = {"kind": kind, "target": target, "args": args, "kwargs": kwargs}
+        if isinstance(self.first[node], (tuple, list)):
+            self.tuples[node] = (spec, tuple(parents))
+            return
+        shape = self._shape(node)
+        wire = Wire(node.name, shape, tuple(parents), role=role, **spec)
+        self._add(node, self._ordered(wire))
+
+    def _ordered(self, wire: Wire) -> Wire:
+        """Mark rearrangements that only change the shape."""
+        if wire.role != "rearrange" or len(wire.parents) != 1:
+            return wire
+        parent = self.nodes[wire.parents[0]]
+        labels = torch.arange(parent.features)
+        if wire.features == parent.features and bool(
+            (index_map(wire, [parent.shape], [labels]) == labels).all()
+        ):
+            return Wire(**{**wire.__dict__, "role": "order"})
+        return wire
+
+    # -- modules ------------------------------------------------------------------------------------------------------------------
+
+    def _call_module(self, node: fx.Node) -> None:
+        path = str(node.target)
+        sub = self.modules[path]
+        if type(sub) is nn.Linear:
+            source = self._single(node)
+            prefix = f"{path}."
+            self._affine(node, source, sub.weight, prefix + "weight", sub.bias, prefix + "bias")
+        elif isinstance(sub, _ORDER_MODULES):
+            # Dropout is the identity of the certificate: it is off in evaluation.
+            self._add(node, Wire(node.name, self._shape(node), (self._single(node),), role="order"))
+        elif activations.is_activation(sub):
+            self._activation(node, Activation(node.name, self._shape(node), (self._single(node),), path=path), sub)
+        else:
+            self._refuse_module(node, sub)
+
+    def _refuse_module(self, node: fx.Node, sub: nn.Module) -> None:
+        kind = type(sub).__name__
+        for classes, hint in _HINTS:
+            if isinstance(sub, classes):
+                raise UnsupportedOpError(node.name, f"{kind}: {hint}")
+        try:
+            activations.slope_bounds(sub)
+        except SlopeError as error:
+            raise UnsupportedOpError(node.name, str(error)) from error
+        raise UnsupportedOpError(node.name, f"{kind} has no certified rule")
+
+    def _single(self, node: fx.Node) -> str:
+        first = node.args[0] if node.args else next(iter(node.kwargs.values()))
+        if not isinstance(first, fx.Node) or first not in self.alias:
+            raise UnsupportedOpError(node.name, "its first argument must be a tensor computed from the input")
+        return self.alias[first]
+
+    def _affine(
+        self, node: fx.Node, source: str, weight: Tensor, name: str, bias: Tensor | None, bias_name: str
+    ) -> None:
+        parent = self.nodes[source]
+        if len(parent.shape) != 1:
+            raise UnsupportedOpError(
+                node.name,
+                f"a Linear layer on features of shape {parent.shape} uses one matrix for several positions (shared weights); "
+                "flatten the features first",
+            )
+        for tensor in [weight] if bias is None else [weight, bias]:
+            if id(tensor) in self.used:
+                raise UnsupportedOpError(
+                    node.name,
+                    f"its parameters are shared with node '{self.used[id(tensor)]}'; a recurrent or tied use of one matrix is not "
+                    "supported: give each use its own layer",
+                )
+            self.used[id(tensor)] = node.name
+        if weight.shape[0] == 0 or weight.shape[1] == 0:
+            raise UnsupportedOpError(node.name, "the layer has no features")
+        self._add(
+            node, Affine(node.name, self._shape(node), (source,), weight=name, bias=None if bias is None else bias_name)
+        )
+
+    def _activation(self, node: fx.Node, value: Activation, sub: nn.Module) -> None:
+        try:
+            activations.sector(sub)
+        except SlopeError as error:
+            raise UnsupportedOpError(node.name, str(error)) from error
+        self._add(node, value)
+
+    # -- functions and methods ----------------------------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node, target: Callable[..., Any] | str) -> None:
+        kind = "method" if isinstance(target, str) else "function"
+        if target is operator.getitem and node.args[0] in self.tuples:
+            spec, parents = self.tuples[node.args[0]]
+            index = node.args[1]
+            if not isinstance(index, int):
+                raise UnsupportedOpError(node.name, "select one element of the tuple at a time")
+            wire = Wire(node.name, self._shape(node), parents, select=index, role="rearrange", **spec)
+            self._add(node, self._ordered(wire))
+        elif target in _SUM:
+            self._sum(node, *_SUM[target])
+        elif target in _MULTIPLY or target in _DIVIDE:
+            self._scale(node, divide=target in _DIVIDE)
+        elif target in _NEGATE:
+            source = self._single(node)
+            self._add(node, Wire(node.name, self._shape(node), (source,), role="sum", scales=(-1.0,)))
+        elif target in _REARRANGE:
+            self._wire(node, kind, target, "rearrange")
+        elif target in _DROPOUT:
+            self._add(node, Wire(node.name, self._shape(node), (self._single(node),), role="order"))
+        elif target in _AVERAGE:
+            self._shape(node)
+            self._wire(node, kind, target, "linear")
+        elif target in _MATMUL:
+            self._matmul(node, kind, target)
+        else:
+            self._functional_activation(node, target)
+
+    def _operands(self, node: fx.Node) -> tuple[list[str], list[Any]]:
+        """Operands that depend on the input, and the constant ones."""
+        args = [*node.args, *node.kwargs.values()]
+        live = [self.alias[a] for a in args if isinstance(a, fx.Node) and a in self.alias]
+        rest = [a for a in args if not (isinstance(a, fx.Node) and a in self.alias)]
+        return live, rest
+
+    def _sum(self, node: fx.Node, left: float, right: float) -> None:
+        shape = self._shape(node)
+        factor = node.kwargs.get("alpha", 1)
+        if not isinstance(factor, (int, float)):
+            raise UnsupportedOpError(node.name, "alpha must be a number")
+        pair = [node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("other", node.kwargs.get("input"))]
+        terms = [
+            (self.alias[a], s)
+            for a, s in zip(pair, (left, right * factor), strict=True)
+            if isinstance(a, fx.Node) and a in self.alias
+        ]
+        names = tuple(t for t, _ in terms)
+        if all(self.nodes[t].shape == shape for t in names):
+            # A constant operand shifts the value and leaves differences alone.
+            self._add(node, Wire(node.name, shape, names, role="sum", scales=tuple(s for _, s in terms)))
+        else:
+            if len(names) < 2:
+                raise UnsupportedOpError(node.name, "adding a constant must not change the shape; expand explicitly")
+            self._wire(node, "function", node.target, "linear")
+
+    def _scale(self, node: fx.Node, divide: bool) -> None:
+        live, rest = self._operands(node)
+        if len(live) == 2 or (divide and not (isinstance(node.args[0], fx.Node) and node.args[0] in self.alias)):
+            raise UnsupportedOpError(
+                node.name,
+                "a product or quotient of two functions of the input (gating, attention) has no global Lipschitz bound; "
+                "use sums, concatenations and activations",
+            )
+        shape = self._shape(node)
+        if len(rest) == 1 and isinstance(rest[0], (int, float)) and self.nodes[live[0]].shape == shape:
+            number = float(rest[0])
+            scale = 1 / number if divide else number
+            if scale not in (0.0,) and torch.isfinite(torch.tensor(scale)):
+                self._add(node, Wire(node.name, shape, tuple(live), role="sum", scales=(scale,)))
+                return
+            raise UnsupportedOpError(node.name, f"multiplying by {scale} leaves nothing to learn")
+        self._constant(node)
+        kind = "method" if isinstance(node.target, str) else "function"
+        self._wire(node, kind, node.target, "linear")
+
+    def _constant(self, node: fx.Node) -> None:
+        """Refuse trainable constants in a linear operation: they would be free maps without a rule."""
+        for arg in node.all_input_nodes:
+            if arg.op == "get_attr" and isinstance(self.first[arg], nn.Parameter) and self.first[arg].requires_grad:
+                raise UnsupportedOpError(
+                    node.name,
+                    f"the trainable parameter '{arg.target}' is used outside a Linear layer; use nn.Linear, or register it as a "
+                    "buffer if it is meant to be constant",
+                )
+
+    def _matmul(self, node: fx.Node, kind: str, target: Any) -> None:
+        live, _ = self._operands(node)
+        if len(live) > 1:
+            raise UnsupportedOpError(
+                node.name, "a product of two functions of the input has no global Lipschitz bound; use Linear layers"
+            )
+        if target is F.linear:
+            names = [a for a in [*node.args[1:], node.kwargs.get("weight"), node.kwargs.get("bias")] if a is not None]
+            if not all(isinstance(a, fx.Node) and a.op == "get_attr" for a in names) or not names:
+                raise UnsupportedOpError(node.name, "weight and bias of linear() must be parameters of the module")
+            tensors = [self.first[a] for a in names]
+            if isinstance(tensors[0], nn.Parameter) and tensors[0].requires_grad:
+                bias = tensors[1] if len(tensors) > 1 else None
+                path = str(names[1].target) if len(names) > 1 else ""
+                self._affine(node, self._single(node), tensors[0], str(names[0].target), bias, path)
+                return
+            parents: list[str] = []
+            args = tuple(self._template(node, a, parents) for a in (node.args[0], names[0]))
+            self._add(node, Wire(node.name, self._shape(node), tuple(parents), target=F.linear, args=args))
+            return
+        self._constant(node)
+        if not (isinstance(node.args[0], fx.Node) and node.args[0] in self.alias):
+            raise UnsupportedOpError(node.name, "write the product with a constant matrix as  x @ matrix")
+        self._wire(node, kind, target, "linear")
+
+    def _functional_activation(self, node: fx.Node, target: Any) -> None:
+        label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        rest = [self.first[a] if isinstance(a, fx.Node) else a for a in node.args[1:]]
+        kwargs = {
+            k: self.first[a] if isinstance(a, fx.Node) else a for k, a in node.kwargs.items() if k not in ("input", "self")
+        }
+        live, _ = self._operands(node)
+        try:
+            found = activations.from_call(target, tuple(rest), kwargs) if len(live) == 1 else None
+        except SlopeError as error:
+            raise UnsupportedOpError(node.name, str(error)) from error
+        if found is None:
+            raise UnsupportedOpError(
+                node.name,
+                f"'{label}' has no certified rule; supported are Linear layers, elementwise activations, sums, scalar multiples, "
+                "concatenations, slices, reshapes, means, and products with constant matrices",
+            )
+        self._activation(node, Activation(node.name, self._shape(node), (self._single(node),), module=found), found)
