@@ -1,3 +1,45 @@
-"""Neural networks that are L-Lipschitz by construction."""
-from ldlt import activations, lmi
-from ldlt.network import Lipschitz
+"""Neural networks of any architecture that are L-Lipschitz by construction.
+
+>>> import torch, ldlt
+>>> net = ldlt.nn.Residual(8, [64] * 4, 3, bound=1.0)
+>>> net(torch.randn(2, 8)).shape, net.bound
+(torch.Size([2, 3]), 1.0)
+"""
+
+from ldlt import activations, attack, lmi, nn, paper
+from ldlt._version import __version__
+from ldlt.errors import (
+    BoundError,
+    GraphError,
+    InfeasibleError,
+    LdltError,
+    MissingExtraError,
+    OptionError,
+    ShapeError,
+    SlopeError,
+    UnsupportedOpError,
+)
+from ldlt.network import Lipschitz, Scaled
+from ldlt.radius import certified_accuracy, certified_radius
+
+__all__ = [
+    "BoundError",
+    "GraphError",
+    "InfeasibleError",
+    "LdltError",
+    "Lipschitz",
+    "MissingExtraError",
+    "OptionError",
+    "Scaled",
+    "ShapeError",
+    "SlopeError",
+    "UnsupportedOpError",
+    "__version__",
+    "activations",
+    "attack",
+    "certified_accuracy",
+    "certified_radius",
+    "lmi",
+    "nn",
+    "paper",
+]

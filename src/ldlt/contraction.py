@@ -1,7 +1,7 @@
 r"""Contractions: free matrices to matrices ``U`` of norm below one, with the root of what they leave over.
 
 A contraction hands the rule (``ldlt.elimination``) the pair ``(U, K)`` with :math:`K^*K = (I - UU^*)^{-1}`. ``K`` is given as a *root*,
-an object with the two verbs the rule needs: ``dense()`` is ``K``, and ``right_divide(X)`` is :math:`X K^{-*}`.
+an object with the two verbs the rule needs, ``dense()`` for ``K`` and ``right_divide(X)`` for :math:`X K^{-*}`, both up to a scalar ``factor``.
 
 =============  =====================================================  ==============  ====================
 contraction    ``U``                                                  ``K``           ``K U``
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,60 +26,65 @@ import torch
 from torch import Tensor
 
 from ldlt.errors import InfeasibleError, OptionError
-from ldlt.triangular import Triangular, gram_cholesky
+from ldlt.triangular import SHARE, Triangular, gram_cholesky
 
 __all__ = ["CONTRACTIONS", "Contracted", "Contraction", "Root", "get_contraction"]
 
 
 class Root(ABC):
-    """A square factor ``K`` (n, n), known through what one can do with it."""
+    """A square factor ``K`` (n, n), known through what one can do with it.
+
+    A scalar factor is kept apart as ``factor``, so that it can be merged with other diagonal scalings.
+    """
+
+    factor: Tensor | float = 1.0
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """``K``."""
+        """``factor · K``."""
 
     @abstractmethod
     def right_divide(self, x: Tensor) -> Tensor:
-        """``x K^{-*}``, x (m, n)."""
+        """``x K^{-*} / factor``, x (m, n)."""
 
 
 class TriangularRoot(Root):
-    """``K = M / s`` for a lower-triangular M."""
+    """``K = M / factor`` for a lower-triangular M."""
 
-    def __init__(self, factor: Triangular, scale: Tensor) -> None:
-        self.factor, self.scale = factor, scale
+    def __init__(self, lower: Triangular, factor: Tensor) -> None:
+        self.lower, self.factor = lower, factor
 
     def dense(self) -> Tensor:
-        return self.factor.dense() / self.scale
+        return self.lower.dense()
 
     def right_divide(self, x: Tensor) -> Tensor:
-        return self.scale * self.factor.solve(x.mH).mH
+        return self.lower.solve(x.mH).mH
 
 
 class AdjointRoot(Root):
     """``K = N^*`` for a lower-triangular N."""
 
-    def __init__(self, factor: Triangular) -> None:
-        self.factor = factor
+    def __init__(self, lower: Triangular) -> None:
+        self.lower = lower
 
     def dense(self) -> Tensor:
-        return self.factor.dense().mH
+        return self.lower.dense().mH
 
     def right_divide(self, x: Tensor) -> Tensor:
-        return self.factor.solve_adjoint(x.mH).mH
+        return self.lower.solve_adjoint(x.mH).mH
 
 
 class HermitianRoot(Root):
-    """``K = M / s`` for a Hermitian positive definite M with known inverse (the ``symmetric`` contraction has it anyway)."""
+    """``K = M / factor`` for a Hermitian positive definite M with known inverse (the ``symmetric`` contraction has it anyway)."""
 
-    def __init__(self, matrix: Tensor, inverse: Tensor, scale: Tensor) -> None:
-        self.matrix, self.inverse, self.scale = matrix, inverse, scale
+    def __init__(self, matrix: Tensor, inverse: Tensor, factor: Tensor) -> None:
+        self.matrix, self.inverse, self.factor = matrix, inverse, factor
 
     def dense(self) -> Tensor:
-        return self.matrix / self.scale
+        return self.matrix
 
     def right_divide(self, x: Tensor) -> Tensor:
-        return self.scale * (x @ self.inverse)
+        return x @ self.inverse
 
 
 class InverseRoot(Root):
@@ -124,12 +130,12 @@ class Contracted:
 
     matrix: Tensor
     root: Root
-    free: Tensor | None = None  # K U where the parameterisation has it for free
+    free: Callable[[], Tensor] | None = None  # K U where the parameterisation has it for (almost) nothing
 
     def spread(self) -> Tensor:
         """``K U`` (n, k): how the other live tensors are inflated."""
         if self.free is not None:
-            return self.free
+            return self.free()
         assert isinstance(self.root, InverseRoot)
         return self.root.solve(self.matrix)
 
@@ -190,19 +196,9 @@ class _Alpha(Contraction):
     def free_gain(self, gain: float, alpha: float) -> float:
         return gain * math.sqrt(alpha)
 
-    @staticmethod
-    def alpha(weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
-        r"""``α`` plus a share of ``‖W‖²_F`` of the order of the rounding unit.
-
-        Any positive number is a valid ``α``, so this is no approximation. It keeps ``αI + WW^*`` positive definite in floating
-        point however large the free matrix has grown.
-        """
-        real = extra["log_alpha"]
-        return real.exp() + 4 * torch.finfo(weight.dtype).eps * weight.abs().square().sum((-2, -1))
-
     def _rescaled(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
         """``tW`` such that the α actually used is ``t²`` for a W made for α = 1."""
-        share = 4 * torch.finfo(weight.dtype).eps * float(weight.abs().square().sum())
+        share = SHARE * torch.finfo(weight.dtype).eps * float(weight.abs().square().sum())
         if share >= 1:
             raise InfeasibleError("the weights are too close to the boundary of the feasible set for this precision")
         return weight * (extra["log_alpha"].exp() / (1 - share)).sqrt()
@@ -214,10 +210,9 @@ class Cholesky(_Alpha):
     name = "cholesky"
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
-        alpha = self.alpha(weight, extra)
-        matrix, factor = gram_cholesky(weight, alpha)
+        matrix, factor, alpha = gram_cholesky(weight, extra["log_alpha"].exp())
         scale = alpha.sqrt()
-        return Contracted(matrix, TriangularRoot(factor, scale), weight / scale)
+        return Contracted(matrix, TriangularRoot(factor, scale), lambda: weight / scale)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # I − UU^* = α M^{-1} M^{-*}: with LL^* = I − UU^*, M = √α L^{-1} and W = M U.
@@ -263,12 +258,13 @@ class Symmetric(_Alpha):
     name = "symmetric"
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
-        alpha = self.alpha(weight, extra)
         gram = weight @ weight.mH
+        share = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)
+        alpha = extra["log_alpha"].exp() + SHARE * torch.finfo(weight.dtype).eps * share
         gram = gram + torch.diag_embed(alpha.to(gram.dtype).expand(gram.shape[:-1]))
         half, inverse, _, _ = _Sqrt.apply(gram)  # type: ignore[misc]
         scale = alpha.sqrt()
-        return Contracted(inverse @ weight, HermitianRoot(half, inverse, scale), weight / scale)
+        return Contracted(inverse @ weight, HermitianRoot(half, inverse, scale), lambda: weight / scale)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         _strict_gap(matrix)

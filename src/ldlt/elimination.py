@@ -118,7 +118,7 @@ class Elimination:
             The explicit maps ``C``, (n, d_member) for each member of the frame.
         """
         scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
-        maps = [scale[:, None] * x for x in frame.right_divide(contracted.matrix)]
+        maps = frame.right_divide(contracted.matrix, scale)
         self._append(name, frame, contracted, slopes, multiplier, survivors)
         return maps
 
@@ -210,7 +210,7 @@ class Elimination:
         elif alone:
             blocks[noise] = Square(AdjointRoot(self._root(contracted, rho, multiplier)), unit)
         elif number is not None and abs(number) < 1:
-            blocks[noise] = contracted.root.dense() * (number * unit)
+            blocks[noise] = contracted.root.dense() * (number * unit / contracted.root.factor)
             blocks[self._new_block(n)] = torch.diag_embed(math.sqrt(1 - number**2) * unit)
         else:
             blocks.update({b: x * (rho * unit) for b, x in frame.noise(contracted.matrix).items()})
@@ -222,7 +222,7 @@ class Elimination:
     def _root(contracted: Contracted, rho: float | Tensor, multiplier: Tensor) -> Triangular:
         """``N`` lower triangular with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""
         if not isinstance(rho, Tensor) and abs(rho) < 1:
-            root = rho * contracted.root.dense().mH
+            root = (rho / contracted.root.factor) * contracted.root.dense().mH
             return gram_cholesky(root, multiplier.new_tensor(1 - rho**2))[1]
         # K^*K − I = U U^* + U (KU)^* (KU) U^*
         u = contracted.matrix

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ldlt.contraction import Root
+from ldlt.triangular import scale_both
 
 __all__ = ["Frame", "FrameChoice", "Generator", "Square", "choose_frame", "combine", "factor", "linear", "noise_frame"]
 
@@ -29,11 +30,13 @@ class Square:
 
     def dense(self) -> Tensor:
         """``F^* = K diag(scale)`` (n, n)."""
-        return self.root.dense() * self.scale
+        return self.root.dense() * (self.scale / self.root.factor)
 
-    def right_divide(self, x: Tensor) -> Tensor:
-        """``x F^{-1}``, x (m, n)."""
-        return self.root.right_divide(x) / self.scale
+    def right_divide(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        """``diag(rows) x F^{-1}``, x (m, n), rows (m,)."""
+        columns = self.root.factor / self.scale
+        divided = self.root.right_divide(x)
+        return divided * columns if rows is None else scale_both(divided, rows, columns)
 
 
 @dataclass
@@ -185,8 +188,12 @@ class Frame:
                     out[m] = part
         return out
 
-    def right_divide(self, matrix: Tensor) -> list[Tensor]:
-        """``X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution."""
+    def right_divide(self, matrix: Tensor, rows: Tensor | None = None) -> list[Tensor]:
+        """``diag(rows) X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution."""
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], _Peel):
+            return [self.pieces[0].square.right_divide(matrix, rows)]
+        if rows is not None:
+            matrix = rows[:, None] * matrix
         out: dict[int, Tensor] = {}
         for p, span in reversed(list(self._spans())):
             rhs = matrix[..., span]
@@ -202,7 +209,7 @@ class Frame:
                 for m, x in out.items():
                     if p.block in self.members[m].blocks:
                         rhs = rhs - x @ self.members[m].flat(p.block).mH
-                out[p.member] = p.square.right_divide(rhs)
+                out[p.member] = p.square.right_divide(rhs, None)
         return [out[m] for m in range(len(self.members))]
 
     def multiply(self, weights: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from ldlt import activations
 from ldlt.errors import GraphError, LdltError, ShapeError, SlopeError, UnsupportedOpError
 from ldlt.graph import BATCH, Activation, Affine, Attr, Graph, Input, Node, Ref, Wire, index_map
 
-__all__ = ["trace"]
+__all__ = ["symbolic_trace", "trace"]
 
 # Features are moved, dropped or repeated, never mixed.
 _REARRANGE: set[Any] = {
@@ -35,6 +35,7 @@ _SUM: dict[Any, tuple[float, float]] = {
     operator.sub: (1.0, -1.0), operator.isub: (1.0, -1.0), torch.sub: (1.0, -1.0), torch.subtract: (1.0, -1.0),
     "sub": (1.0, -1.0), "sub_": (1.0, -1.0),
 }  # fmt: skip
+_IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 _MULTIPLY = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"}
 _DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"}
 _NEGATE = {operator.neg, torch.neg, torch.negative, "neg"}
@@ -98,7 +99,8 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def _symbolic(module: nn.Module) -> fx.GraphModule:
+def symbolic_trace(module: nn.Module) -> fx.GraphModule:
+    """The traced program of a module, with the node names that :func:`trace` uses."""
     tracer = _Tracer()
     try:
         graph = tracer.trace(module)
@@ -148,7 +150,7 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     training = {m: m.training for m in module.modules()}
     try:
         module.eval()
-        traced = _symbolic(module)
+        traced = symbolic_trace(module)
         like = _reference(module)
         # Two batch sizes tell the numbers that are the batch size from those that are not.
         first = _record(traced, 2, input_shape, like)
@@ -192,8 +194,10 @@ class _Builder:
             elif not self._depends(node) or not self._has_tensor(value):
                 continue  # constants and sizes are read where they are used
             elif node.op == "call_module":
+                self._refuse_overwrite(node)
                 self._call_module(node)
             else:
+                self._refuse_overwrite(node)
                 self._call(node, node.target)
         assert output is not None
         graph = Graph(tuple(self.nodes.values()), output).pruned()
@@ -283,6 +287,35 @@ class _Builder:
             return Wire(**{**wire.__dict__, "role": "order"})
         return wire
 
+    def _refuse_overwrite(self, node: fx.Node) -> None:
+        """Refuse an operation in place on a tensor that is read elsewhere: the traced values would not be the real ones."""
+        if node.op == "call_module":
+            overwrites = bool(getattr(self.modules[str(node.target)], "inplace", False))
+        else:
+            rest = tuple(self.first[a] if isinstance(a, fx.Node) else a for a in node.args[1:])
+            kwargs = {k: self.first[a] if isinstance(a, fx.Node) else a for k, a in node.kwargs.items()}
+            method = isinstance(node.target, str) and node.target.endswith("_")
+            overwrites = method or node.target in _IN_PLACE or bool(kwargs.get("inplace", False))
+            if not overwrites and node.target not in _REARRANGE and node.target not in _AVERAGE | _MATMUL | _DROPOUT:
+                try:
+                    overwrites = activations.is_inplace(node.target, rest, kwargs)
+                except LdltError:
+                    overwrites = False  # the call itself is refused below
+        if not overwrites:
+            return
+        target = node.args[0] if node.args else next(iter(node.kwargs.values()))
+        reader = node
+        while isinstance(target, fx.Node):
+            others = [u for u in target.users if u is not reader]
+            if others:
+                raise UnsupportedOpError(
+                    node.name, f"it overwrites '{target.name}', which '{others[0].name}' reads too; use the form that is not in place"
+                )
+            is_view = target.op in ("call_function", "call_method") and target.target in _REARRANGE
+            if not is_view:
+                return
+            reader, target = target, target.args[0]
+
     # -- modules ------------------------------------------------------------------------------------------------------------------
 
     def _call_module(self, node: fx.Node) -> None:
@@ -342,10 +375,15 @@ class _Builder:
         )
 
     def _activation(self, node: fx.Node, value: Activation, sub: nn.Module) -> None:
+        shape = self.nodes[value.parents[0]].shape
         try:
-            activations.sector(sub)
-        except SlopeError as error:
+            sector = activations.sector(sub, shape[0] if shape else 1)
+        except LdltError as error:
             raise UnsupportedOpError(node.name, str(error)) from error
+        if sector.group is not None and len(shape) != 1:
+            raise UnsupportedOpError(
+                node.name, f"{type(sub).__name__} on features of shape {shape} mixes entries that are not neighbours; flatten first"
+            )
         self._add(node, value)
 
     # -- functions and methods ----------------------------------------------------------------------------------------------------
@@ -469,7 +507,7 @@ class _Builder:
         live, _ = self._operands(node)
         try:
             found = activations.from_call(target, tuple(rest), kwargs) if len(live) == 1 else None
-        except SlopeError as error:
+        except LdltError as error:
             raise UnsupportedOpError(node.name, str(error)) from error
         if found is None:
             raise UnsupportedOpError(

@@ -4,16 +4,16 @@ For a free matrix :math:`W` and :math:`\alpha > 0`
 
 .. math:: M M^* = \alpha I + W W^*, \qquad U = M^{-1} W, \qquad U U^* = I - \alpha M^{-1} M^{-*} \prec I .
 
-Every later use of ``M`` is a solve or a product. Write a perturbation as :math:`dM = M E` with ``E`` lower triangular. Then
+Every later use of ``M`` is a solve. Write a perturbation as :math:`dM = -M E` with ``E`` lower triangular. Then
 
-.. math:: E = \Phi(M^{-1}\, d(MM^*)\, M^{-*}), \qquad d(M^{-1}B) = M^{-1} dB - E M^{-1} B, \qquad d(MB) = M\,dB + M E B ,
+.. math:: E = -\Phi(M^{-1}\, d(MM^*)\, M^{-*}), \qquad d(M^{-1}B) = M^{-1} dB + E M^{-1} B ,
 
 with :math:`\Phi` = lower triangle, diagonal halved. So the cotangent of ``E`` costs one matrix product per use and no triangular
-solve, and the whole backward pass of Gram + Cholesky + solve needs a single solve:
+solve, and the whole backward pass of Gram + Cholesky + solve needs a single solve and two products:
 
-.. math:: \bar W = M^{-*}\bigl(\bar U + (P + P^*)\,U\bigr), \qquad P = \Phi(\bar E - \bar U U^*) .
+.. math:: \bar W = M^{-*}\bigl(\bar U - (P + P^*)\,U\bigr), \qquad P = \Phi(\bar E + \bar U U^*) .
 
-``torch.linalg.cholesky`` followed by ``solve_triangular`` needs four solves and three products more for the same gradient.
+``torch.linalg.cholesky`` followed by ``solve_triangular`` needs three solves and three products more for the same gradient.
 To that end :class:`Triangular` holds ``value`` (``M``, constant to autograd) and ``frame`` (``E``, a zero tensor that carries the
 gradient). Second derivatives work: the backward formulas are written with the same differentiable verbs.
 """
@@ -25,73 +25,96 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["Triangular", "gram_cholesky"]
+__all__ = ["SHARE", "Triangular", "gram_cholesky", "scale_both"]
 
-_BLOCK = 192  # below this size LAPACK's own Cholesky is faster than the blocked one
+SHARE = 4.0
+"""Rounding units of ``‖W‖²_F`` that are added to α."""
+
+_BLOCK = 256  # up to this size LAPACK's own Cholesky is faster than the blocked one
 
 
-def _cholesky(gram: Tensor) -> Tensor:
-    """Lower Cholesky factor; NaN (not an exception) where the matrix is not positive definite.
+def _factor_in_place(gram: Tensor) -> None:
+    """Overwrite a Hermitian matrix, given by its lower triangle, with its lower Cholesky factor.
 
-    Large matrices are split in two, so that most of the work is matrix products: LAPACK's ``potrf`` ran at a fifth of the
-    speed of ``gemm`` at size 512. Only the lower triangle of ``gram`` is read.
+    Large matrices are split in two, so that most of the work is matrix products: LAPACK's own blocking ran at a fifth of the speed of a
+    product at size 512. Where the matrix is not positive definite the result is NaN, not an exception.
     """
     n = gram.shape[-1]
     if n <= _BLOCK:
         factor, info = torch.linalg.cholesky_ex(gram)
-        return torch.where((info == 0)[..., None, None], factor, torch.nan)
+        factor.diagonal(dim1=-2, dim2=-1).add_(torch.where(info == 0, 0.0, torch.nan)[..., None])
+        gram.copy_(factor)
+        return
     h = n // 2
-    top = _cholesky(gram[..., :h, :h])
+    top = gram[..., :h, :h]
+    _factor_in_place(top)
     side = torch.linalg.solve_triangular(top.mH, gram[..., h:, :h], upper=True, left=False)
-    rest = _cholesky(gram[..., h:, h:] - side @ side.mH)
-    zero = torch.zeros_like(side).mT
-    return torch.cat([torch.cat([top, zero], -1), torch.cat([side, rest], -1)], -2)
+    gram[..., h:, :h] = side
+    gram[..., :h, h:] = 0
+    gram[..., h:, h:] -= side @ side.mH
+    _factor_in_place(gram[..., h:, h:])
 
 
-def _phi(matrix: Tensor) -> Tensor:
-    """Lower triangle with the diagonal halved: ``phi(S) + phi(S)^* = S`` for Hermitian S."""
-    lower = matrix.tril()
-    return lower - torch.diag_embed(lower.diagonal(dim1=-2, dim2=-1)) / 2
+def _solve(factor: Tensor, rhs: Tensor, adjoint: bool) -> Tensor:
+    """``M^{-1} rhs`` or ``M^{-*} rhs``; a row-major right side is solved from the right, transposed, which saves a transposition in LAPACK."""
+    matrix = factor.mH if adjoint else factor
+    if rhs.stride(-1) == 1:
+        return torch.linalg.solve_triangular(matrix.mT, rhs.mT, upper=not adjoint, left=False).mT
+    return torch.linalg.solve_triangular(matrix, rhs, upper=adjoint)
+
+
+def _add_product(start: Tensor, left: Tensor, right: Tensor, sign: int) -> Tensor:
+    """``start + sign · left @ right``."""
+    if start.ndim == 2:
+        return torch.addmm(start, left, right, alpha=sign)
+    return start + sign * (left @ right)
 
 
 class _Contract(torch.autograd.Function):
-    """``(W, alpha) -> (U, M, E)``; see the module docstring. ``alpha`` is a scalar or one number per row."""
+    """``(W, alpha) -> (U, M, E, alpha used)``; see the module docstring. ``alpha`` is a scalar or one number per row.
+
+    The α that is used is larger than the given one by a share of ``‖W‖²_F`` of the order of the rounding unit. Any positive number is a valid α,
+    so this is no approximation; it keeps ``αI + WW^*`` positive definite in floating point however large ``W`` has grown.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(weight: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(weight: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         gram = weight @ weight.mH
-        gram = gram + torch.diag_embed(alpha.to(gram.dtype).expand(gram.shape[:-1]))
-        factor = _cholesky(gram)
-        contraction = torch.linalg.solve_triangular(factor, weight, upper=False)
-        return contraction, factor, torch.zeros_like(factor)
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        used = alpha + SHARE * torch.finfo(weight.dtype).eps * diagonal.real.sum(-1)
+        diagonal.add_(used if used.ndim == gram.ndim - 1 else used[..., None])
+        _factor_in_place(gram)
+        frame = torch.zeros_like(used.reshape(-1)[0], dtype=gram.dtype).expand(gram.shape)
+        return _solve(gram, weight, False), gram, frame, used
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        contraction, factor, frame = output
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+        contraction, factor, frame, used = output
         ctx.mark_non_differentiable(factor)
-        ctx.save_for_backward(*inputs, contraction, factor, frame)
+        ctx.save_for_backward(inputs[0], contraction, factor, frame, used)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        weight, alpha, contraction, factor, frame = ctx.saved_tensors
-        grad_u, _, grad_e = grads
+        weight, contraction, factor, frame, used = ctx.saved_tensors
+        grad_u, _, grad_e, grad_used = grads
         tri = Triangular(factor, frame)
-        total = grad_e - grad_u @ contraction.mH
-        half = _phi(total)
-        grad_w = tri.solve_adjoint(grad_u + (half + half.mH) @ contraction)
+        half = _add_product(grad_e, grad_u, contraction.mH, 1).tril()
+        half.diagonal(dim1=-2, dim2=-1).mul_(0.5)  # P = Φ(Ē + Ū U^*)
+        grad_w = tri.solve_adjoint(_add_product(grad_u, half + half.mH, contraction, -1))
         grad_alpha = None
         if ctx.needs_input_grad[1]:
-            if alpha.ndim == 0:
-                # U(tW, t²α) = U(W, α) and M(tW, t²α) = t M: the derivative along the scaling is tr(Ē), so no solve is needed.
+            if used.ndim == 0:
+                # U(tW, t²α) = U(W, α) and M(tW, t²α) = t M: the derivative along the scaling is −tr(Ē), so no solve is needed.
                 trace = grad_e.diagonal(dim1=-2, dim2=-1).real.sum()
-                grad_alpha = (trace - (grad_w * weight.conj()).real.sum()) / (2 * alpha)
+                grad_alpha = -(trace + (grad_w * weight.conj()).real.sum()) / (2 * used)
             else:
-                # ᾱ = diag(M^{-*} P M^{-1})
+                # ᾱ = −diag(M^{-*} P M^{-1})
                 left = tri.solve_adjoint(half)
                 inverse = tri.solve(torch.eye(half.shape[-1], dtype=half.dtype, device=half.device).expand_as(half))
-                grad_alpha = (left * inverse.mT).sum(-1).real
+                grad_alpha = -(left * inverse.mT).sum(-1).real
+            grad_alpha = grad_alpha + grad_used
         return grad_w, grad_alpha
 
 
@@ -102,8 +125,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(factor: Tensor, frame: Tensor, rhs: Tensor, adjoint: bool) -> Tensor:
-        matrix = factor.mH if adjoint else factor
-        return torch.linalg.solve_triangular(matrix, rhs, upper=adjoint)
+        return _solve(factor, rhs, adjoint)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor) -> None:
@@ -115,17 +137,20 @@ class _Solve(torch.autograd.Function):
         factor, frame, kept = ctx.saved_tensors
         tri = Triangular(factor, frame)
         (grad,) = grads
-        if ctx.adjoint:  # d(M^{-*}B) = M^{-*}(dB − E^*B)
+        grad_frame = None
+        if ctx.adjoint:  # d(M^{-*}B) = M^{-*}(dB + E^*B)
             grad_rhs = tri.solve(grad)
-            grad_frame = -(kept @ grad_rhs.mH) if ctx.needs_input_grad[1] else None
-        else:  # d(M^{-1}B) = M^{-1}dB − E M^{-1}B
+            if ctx.needs_input_grad[1]:
+                grad_frame = kept @ grad_rhs.mH
+        else:  # d(M^{-1}B) = M^{-1}dB + E M^{-1}B
             grad_rhs = tri.solve_adjoint(grad)
-            grad_frame = -(grad @ kept.mH) if ctx.needs_input_grad[1] else None
-        return None, grad_frame, grad_rhs, None
+            if ctx.needs_input_grad[1]:
+                grad_frame = grad @ kept.mH
+        return None, grad_frame, grad_rhs, None  # what lies above the diagonal of grad_frame is dropped in _Contract
 
 
 class _Dense(torch.autograd.Function):
-    """``M`` itself, with gradient: ``dM = M E``."""
+    """``M`` itself, with gradient: ``dM = −M E``."""
 
     generate_vmap_rule = True
 
@@ -140,11 +165,11 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         factor, frame = ctx.saved_tensors
-        return None, Triangular(factor, frame).dense().mH @ grads[0]
+        return None, -(Triangular(factor, frame).dense().mH @ grads[0])
 
 
 class Triangular:
-    """A lower-triangular factor ``M`` (..., n, n) that can be solved with, multiplied with and differentiated."""
+    """A lower-triangular factor ``M`` (..., n, n) that can be solved with and differentiated."""
 
     def __init__(self, value: Tensor, frame: Tensor) -> None:
         self.value = value
@@ -163,12 +188,44 @@ class Triangular:
         return cast(Tensor, _Dense.apply(self.value, self.frame))
 
 
-def gram_cholesky(weight: Tensor, alpha: Tensor) -> tuple[Tensor, Triangular]:
-    """``U = M^{-1} W`` and ``M`` with ``M M^* = diag(alpha) + W W^*``.
+class _Scale(torch.autograd.Function):
+    """``diag(rows) A diag(columns)``, with the gradients of both vectors from one product."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        return (matrix * rows[..., :, None]).mul_(columns[..., None, :])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:], output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        rows, columns, output = ctx.saved_tensors
+        (grad,) = grads
+        grad_rows = grad_columns = None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            share = (grad * output.conj()).real
+            grad_rows, grad_columns = share.sum(-1) / rows, share.sum(-2) / columns
+        return scale_both(grad, rows, columns), grad_rows, grad_columns
+
+
+def scale_both(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """``diag(rows) matrix diag(columns)`` for real vectors without zeros."""
+    return cast(Tensor, _Scale.apply(matrix, rows, columns))
+
+
+def gram_cholesky(weight: Tensor, alpha: Tensor) -> tuple[Tensor, Triangular, Tensor]:
+    """``U = M^{-1} W``, ``M`` and ``a`` with ``M M^* = diag(a) + W W^*``.
 
     Args:
         weight: (..., n, k), real or complex.
         alpha: Positive scalar (shape ``()``) or vector (n,), real.
+
+    Returns:
+        ``U`` (..., n, k), the factor, and the ``a`` that was used: ``alpha`` plus a rounding unit of ``‖W‖²_F``.
     """
-    contraction, value, frame = _Contract.apply(weight, alpha)  # type: ignore[misc]
-    return contraction, Triangular(value, frame)
+    contraction, value, frame, used = _Contract.apply(weight, alpha)  # type: ignore[misc]
+    return contraction, Triangular(value, frame), used

@@ -46,8 +46,8 @@ def corrected_block(
     where :math:`S = I + A \Sigma A^\top`, :math:`F = \Upsilon_{n+1} A \Gamma_{n+1}` as in
     :func:`~ldlt.paper.closed_form_factors`. The last pivot of the matrix inequality is then
     :math:`K^\top (I - U_B^\top U_B) K \succeq 0` with :math:`K` the last root above.
-    Every matrix is carried as a root, so nothing is subtracted on the way and the result is exact up to
-    rounding; it is differentiable once in all tensors.
+    Every positive definite matrix is carried as a root and none is formed by a subtraction, so the result is
+    exact up to rounding, also for contractions close to norm one. It is differentiable once in all tensors.
 
     Args:
         W_A: Free matrix of the skip, shape ``(d_out, d_0)``.
@@ -60,8 +60,8 @@ def corrected_block(
         bound: The Lipschitz bound :math:`\ell`.
         root: ``"symmetric"`` or ``"cholesky"`` roots: the same family of networks, differently parameterised.
         tight: Use the orthogonal polar factor of ``W_B`` for :math:`U_B` (its ``alpha`` is then unused). The
-            matrix inequality is then singular: no smaller bound is certified by these multipliers. Its
-            gradient needs distinct singular values.
+            matrix inequality is then singular: in general no smaller bound is certified by these multipliers.
+            Its gradient needs distinct singular values.
 
     Returns:
         The explicit block; its matrix inequality holds.
@@ -115,7 +115,7 @@ def corrected_block(
 
     skip = torch.eye(W_A.shape[0], dtype=W_A.dtype, device=W_A.device)
     S = gram_root(torch.cat([skip, *(part.mT for part in spread)]), root)
-    F = left_solve(S, A @ gamma, root, transpose=True)  # S^{-T/2} F
+    F = left_solve(S, A @ gamma, root, transpose=True)  # R^{-T} F with R'R the matrix S of the formula
     identity = torch.eye(V.shape[0], dtype=V.dtype, device=V.device)
     # Reversing the order of the columns twice makes the triangular root a lower one, as V^{-T} is.
     K = gram_root(torch.cat([right_solve(identity, V, root).mT, F]).flip(-1), root).flip(-2, -1)

@@ -1,0 +1,1 @@
+"""The benchmark: data sets, protocols, runner, statistics and report."""

@@ -1,0 +1,129 @@
+"""Ready networks. Each is :class:`ldlt.Lipschitz` around a plain module, so everything said of that class holds for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ldlt.errors import ShapeError
+from ldlt.network import Lipschitz
+
+__all__ = ["FeedForward", "Residual", "feed_forward_module", "residual_module"]
+
+
+def _sizes(in_features: int, hidden: Sequence[int], out_features: int) -> list[int]:
+    sizes = [in_features, *hidden, out_features]
+    if any(isinstance(s, bool) or int(s) != s or s < 1 for s in sizes):
+        raise ShapeError(f"all sizes must be positive integers, not {sizes}")
+    return [int(s) for s in sizes]
+
+
+def feed_forward_module(
+    in_features: int, hidden: Sequence[int], out_features: int, activation: Callable[[], nn.Module] = nn.ReLU
+) -> nn.Sequential:
+    """Plain multi-layer perceptron, the module inside :class:`FeedForward`."""
+    sizes = _sizes(in_features, hidden, out_features)
+    layers: list[nn.Module] = []
+    for i, o in zip(sizes[:-2], sizes[1:-1], strict=True):
+        layers += [nn.Linear(i, o), activation()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
+
+
+class _Residual(nn.Module):
+    """``A x + B w_n`` with ``w_j = σ(C_j w_{j−1} + b_j)``, ``w_0 = x``."""
+
+    def __init__(
+        self, in_features: int, hidden: Sequence[int], out_features: int, activation: Callable[[], nn.Module]
+    ) -> None:
+        super().__init__()
+        sizes = _sizes(in_features, hidden, out_features)
+        if len(sizes) < 3:
+            raise ShapeError("a residual network needs at least one hidden layer")
+        layers: list[nn.Module] = []
+        for i, o in zip(sizes[:-2], sizes[1:-1], strict=True):
+            layers += [nn.Linear(i, o), activation()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(sizes[-2], sizes[-1])
+        self.skip = nn.Linear(sizes[0], sizes[-1], bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, in_features) to (batch, out_features)."""
+        return self.skip(x) + self.head(self.body(x))
+
+
+def residual_module(
+    in_features: int, hidden: Sequence[int], out_features: int, activation: Callable[[], nn.Module] = nn.ReLU
+) -> nn.Module:
+    """Plain residual block, the module inside :class:`Residual`."""
+    return _Residual(in_features, hidden, out_features, activation)
+
+
+class FeedForward(Lipschitz):
+    """LDLT-L: a multi-layer perceptron that is ℓ-Lipschitz end to end.
+
+    Args:
+        in_features: Number of inputs.
+        hidden: Widths of the hidden layers.
+        out_features: Number of outputs.
+        bound: ℓ.
+        activation: Makes one activation module.
+        dtype: Floating-point type.
+        device: Where the parameters live.
+        **options: Passed to :class:`ldlt.Lipschitz`.
+
+    Example:
+        >>> FeedForward(8, [64] * 4, 3, bound=1.0)(torch.randn(2, 8)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: Sequence[int],
+        out_features: int,
+        bound: float = 1.0,
+        *,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> None:
+        module = feed_forward_module(in_features, hidden, out_features, activation).to(dtype=dtype, device=device)
+        super().__init__(module, bound, input_shape=int(in_features), **options)
+
+
+class Residual(Lipschitz):
+    """LDLT-R: as :class:`FeedForward`, plus a free linear map from the input straight to the output.
+
+    Args:
+        in_features: Number of inputs.
+        hidden: Widths of the hidden layers, at least one.
+        out_features: Number of outputs.
+        bound: ℓ.
+        activation: Makes one activation module.
+        dtype: Floating-point type.
+        device: Where the parameters live.
+        **options: Passed to :class:`ldlt.Lipschitz`.
+
+    Example:
+        >>> Residual(8, [64] * 4, 3, bound=1.0)(torch.randn(2, 8)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: Sequence[int],
+        out_features: int,
+        bound: float = 1.0,
+        *,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> None:
+        module = residual_module(in_features, hidden, out_features, activation).to(dtype=dtype, device=device)
+        super().__init__(module, bound, input_shape=int(in_features), **options)

@@ -1,0 +1,61 @@
+r"""Certified radii of predictions.
+
+Within a Euclidean ball of radius ``ε`` around an input, no output difference :math:`y_c - y_j` can fall by more than :math:`ε\, ℓ_{cj}`. The prediction ``c`` is
+therefore certified for
+
+.. math:: ε < \min_{j ≠ c} \frac{y_c - y_j}{ℓ_{cj}} .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ldlt.errors import ShapeError
+
+__all__ = ["certified_accuracy", "certified_radius"]
+
+
+def certified_radius(logits: Tensor, pair_bounds: Tensor) -> Tensor:
+    """Certified radius of the predicted class of every sample.
+
+    Args:
+        logits: (batch, k), k ≥ 2.
+        pair_bounds: (k, k), the constant of ``y_c − y_j`` for every pair (see :meth:`ldlt.Lipschitz.pair_bounds`).
+
+    Returns:
+        (batch,) in float64. Ties and rows with NaN have radius zero.
+    """
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise ShapeError(f"logits must have shape (batch, k) with k ≥ 2, not {tuple(logits.shape)}")
+    k = logits.shape[1]
+    if tuple(pair_bounds.shape) != (k, k):
+        raise ShapeError(f"pair_bounds must have shape ({k}, {k}), not {tuple(pair_bounds.shape)}")
+    values = logits.detach().double()
+    predicted = torch.nan_to_num(values, nan=-torch.inf).argmax(1)
+    margins = values.gather(1, predicted[:, None]) - values  # (batch, k)
+    radii = margins / pair_bounds.to(values)[predicted]
+    radii.scatter_(1, predicted[:, None], torch.inf)
+    radius = radii.min(1).values
+    broken = ~torch.isfinite(values).all(1) | torch.isnan(radius)
+    return torch.where(broken, 0.0, radius).clamp_min(0.0)
+
+
+def certified_accuracy(
+    logits: Tensor, labels: Tensor, pair_bounds: Tensor, radii: Sequence[float] = (0.0,)
+) -> dict[float, float]:
+    """Share of samples that are classified correctly *and* certified beyond each radius.
+
+    Args:
+        logits: (batch, k).
+        labels: (batch,), the true classes.
+        pair_bounds: (k, k).
+        radii: Radii; at radius 0 a tie counts as wrong.
+    """
+    if tuple(labels.shape) != tuple(logits.shape[:1]):
+        raise ShapeError(f"labels must have shape ({logits.shape[0]},), not {tuple(labels.shape)}")
+    radius = certified_radius(logits, pair_bounds)
+    correct = torch.nan_to_num(logits.detach().double(), nan=-torch.inf).argmax(1) == labels.to(logits.device)
+    return {float(r): float((correct & (radius > r)).double().mean()) for r in radii}
