@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
 
 from ldlt.errors import OptionError, ShapeError
 
@@ -41,17 +40,12 @@ def jacobian_norms(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _jacobians(model: nn.Module, x: Tensor) -> Tensor:
-    """(batch, outputs, inputs)."""
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    state = {k: v.detach() for k, v in state.items()}
-
-    def single(sample: Tensor) -> Tensor:
-        out = functional_call(model, state, (sample[None],))
-        assert isinstance(out, Tensor)
-        return out[0].flatten()
-
-    found: Tensor = vmap(jacrev(single), chunk_size=64)(x)  # type: ignore[arg-type]
-    return found.reshape(x.shape[0], found.shape[1], -1)
+    """(batch, outputs, inputs), one backward pass per output."""
+    with torch.enable_grad():
+        points = x.detach().requires_grad_()
+        outputs = model(points).flatten(1)
+        rows = [torch.autograd.grad(outputs[:, k].sum(), points, retain_graph=True)[0] for k in range(outputs.shape[1])]
+    return torch.stack([r.flatten(1) for r in rows], 1)
 
 
 def _slopes(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -370,8 +370,11 @@ def factor(members: Sequence[Generator], choice: FrameChoice | None, others: Seq
 
 def _independent(matrix: Tensor, given: Tensor, limit: int) -> list[int]:
     """Greedy choice of columns of ``matrix`` that are independent of ``given`` and of each other (pivoted Gram–Schmidt)."""
+    if not matrix.numel():
+        return []
     work = matrix.clone()
-    scale = torch.linalg.vector_norm(matrix, dim=0).clamp_min(torch.finfo(matrix.dtype).tiny)
+    norms = torch.linalg.vector_norm(matrix, dim=0)
+    scale = norms.clamp_min(max(1e-8 * float(norms.max()), torch.finfo(matrix.dtype).tiny))  # what cancels is not independent
     if given.shape[1]:
         base, _ = torch.linalg.qr(given)
         for _ in range(2):

@@ -7,6 +7,9 @@ r"""Start values of the free parameters.
 with equality for ``s² = 1/|ρ|``: 1 for slopes [0, 1], and without limit for a joint nonlinearity (ρ = 0), where ``s² = 2n`` loses a fifth of the
 signal over the whole depth ``n``. That is the default; ``gain`` multiplies it.
 
+An activation whose input stays live beside it (a residual block) inflates what it has read by ``1 + s²``. With ``k`` such activations ``s²`` is divided by ``k``,
+so that the whole stack inflates by a constant; so are the maps that no activation normalises (the last map of a residual branch).
+
 **Biases.** A ReLU that is half off loses half of its signal, and no weight within the bound can make up for that: with zero biases the signal of
 a feed-forward net decays like :math:`2^{-n/2}`. The default therefore places the pre-activations. On standard normal inputs it puts the mean of each neuron at the
 point nearest to zero where the mean squared slope of the activation is ``1 − 1/(2n)`` of the best there is: half of the signal then reaches the end at
@@ -31,7 +34,7 @@ from ldlt.trace import symbolic_trace
 
 if TYPE_CHECKING:
     from ldlt.network import Lipschitz
-    from ldlt.plan import Group
+    from ldlt.plan import Group, Plan
 
 __all__ = ["INITS", "initialise"]
 
@@ -60,9 +63,16 @@ def initialise(net: Lipschitz, how: str, gain: float, alpha: float) -> None:
 @torch.no_grad()
 def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
     depth = depth_of(net.graph)
+    residual = _residual(net.plan)
+    shrink = 1 / math.sqrt(max(len(residual), 1))
+    for affine in net.graph.affines:
+        if affine.name not in net.plan.normalised:
+            nn.init.orthogonal_(net.module.get_parameter(affine.weight), shrink)
     for group in [*net.plan.groups.values(), net.plan.output]:
         part = net._blueprint.head if group.node == "output" else net._blueprint.contraction
         best = 1.0 if group.node == "output" else _best_gain(net, group, depth)
+        if group.name in residual:
+            best *= shrink
         for term in group.terms:
             weight = net.module.get_parameter(net.plan.weights[term.affine])
             start = torch.empty(group.size, weight.shape[1], dtype=weight.dtype, device=weight.device)
@@ -71,6 +81,15 @@ def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
                 weight.copy_(start)
             else:
                 weight[list(term.rows)] = start
+
+
+def _residual(plan: Plan) -> set[str]:
+    """Groups with a free map one of whose parents is still read after them."""
+    found = set()
+    for step in plan.steps:
+        if step.group is not None and any(m in step.live for t in plan.groups[step.group].terms for m in t.members):
+            found.add(step.group)
+    return found
 
 
 def _best_gain(net: Lipschitz, group: Group, depth: int) -> float:
@@ -91,7 +110,7 @@ def depth_of(graph: Graph) -> int:
 
 def _place_for(module: nn.Module, spread: float, depth: int) -> float:
     """Mean nearest to zero at which ``E σ'(mean + spread·z)²`` is ``1 − 1/(2 depth)`` of its maximum, z standard normal."""
-    if activations.sector(module).group is not None:
+    if activations.sector(module).group is not None or not spread > 0:
         return 0.0
     nodes, weights = np.polynomial.hermite_e.hermegauss(41)
     means = np.linspace(-8 * spread - 4, 8 * spread + 4, 401)

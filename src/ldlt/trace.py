@@ -151,6 +151,11 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     try:
         module.eval()
         traced = symbolic_trace(module)
+        inputs = [n for n in traced.graph.nodes if n.op == "placeholder"]
+        if len(inputs) != 1:
+            raise GraphError(
+                f"the module must have exactly one input tensor, it has {len(inputs)}: concatenate them, or bind the others"
+            )
         like = _reference(module)
         # Two batch sizes tell the numbers that are the batch size from those that are not.
         first = _record(traced, 2, input_shape, like)
@@ -177,11 +182,6 @@ class _Builder:
 
     def build(self, input_shape: tuple[int, ...]) -> Graph:
         output: str | None = None
-        inputs = [n for n in self.traced.graph.nodes if n.op == "placeholder"]
-        if len(inputs) != 1:
-            raise GraphError(
-                f"the module must have exactly one input tensor, it has {len(inputs)}: concatenate them, or bind the others"
-            )
         for node in self.traced.graph.nodes:
             value = self.first[node]
             if node.op == "placeholder":

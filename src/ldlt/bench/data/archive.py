@@ -1,7 +1,8 @@
 """The public archive of UCI data sets in the layout of Klambauer et al. (2017).
 
-Per data set four files, in a folder of the set's name, at the top or below ``data/``: ``<name>_py.dat`` (features),
-``labels_py.dat``, ``folds_py.dat`` and ``validation_folds_py.dat``, all comma-separated numbers without header.
+Per data set four files, in a folder of the set's name, at the top or below ``data/``: ``<name>_py.dat``
+(features), ``labels_py.dat``, ``folds_py.dat`` and ``validation_folds_py.dat``, all comma-separated numbers
+without header.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Finding:
 
     Attributes:
         name: Name of the data set.
-        level: ``error``: cannot be loaded; ``unavailable``: a part is missing; ``warning``: loads, but results need a
-            remark; ``note``: worth knowing.
+        level: ``error``: cannot be loaded; ``unavailable``: a part is missing; ``warning``: loads, but
+            results need a remark; ``note``: worth knowing.
         message: What was found.
         file: File inside the archive, or ``""``.
         line: Line of the file from 1, or None.
@@ -123,7 +124,7 @@ class Archive:
         return dict(self._missing)
 
     def load(self, name: str) -> Dataset:
-        """A data set by name, exactly as the archive has it; its notes say what a reader of results must know.
+        """A data set by name, exactly as the archive has it; its notes say what its results need to be read.
 
         Raises:
             UnknownSetError: If there is no such set.
@@ -256,8 +257,8 @@ def _describe(members: list[str], folder: bool) -> str:
     names = [PurePosixPath(member).name for member in members]
     if any(name.endswith("_R.dat") or name.startswith("conxuntos") for name in names):
         return (
-            "this is the layout of 2014 (<name>_R.dat, conxuntos_kfold.dat), which has no validation folds and is not "
-            f"read; use data_py.zip by Klambauer et al. instead (ldlt data fetch), which has {wanted}"
+            "this is the layout of 2014 (<name>_R.dat, conxuntos_kfold.dat), which has no validation folds and "
+            f"is not read; use data_py.zip by Klambauer et al. instead (ldlt data fetch): {wanted}"
         )
     if folder and "data_py.zip" in names:
         return "no data sets in this folder; give the path of the data_py.zip inside it"

@@ -29,9 +29,9 @@ class Split:
         validation: Rows to choose on.
         test: Rows to report on.
         absent: Classes without any training row.
-        fallback: How the validation rows came about: ``""`` as the data set has them; ``"stratified"`` a stratified
-            fifth of the training rows because the fold has none; ``"train"`` the training rows themselves, because
-            no class has two of them (then ``train`` and ``validation`` are equal).
+        fallback: How the validation rows came about: ``""`` as the data set has them; ``"stratified"`` a
+            stratified fifth of the training rows because the fold has none; ``"train"`` the training rows
+            themselves, because no class has two of them (then ``train`` and ``validation`` are equal).
     """
 
     train: NDArray[np.int64]
@@ -45,8 +45,8 @@ class Split:
 class Standardised:
     r"""Features :math:`(x - \mu) / s` with mean and standard deviation of the training rows of one fold.
 
-    A column that is constant in training has ``scale`` 0 and becomes 0 in *every* row: nothing was learnt about it,
-    and a network that does not read it keeps its constant.
+    A column that is constant in training has ``scale`` 0 and becomes 0 in *every* row: nothing was learnt
+    about it, and a network that does not read it keeps its constant.
 
     Attributes:
         features: (N, d) all rows, standardised.
@@ -80,9 +80,9 @@ class Standardised:
     def raw_radius(self, radius: float) -> float:
         r"""Radius, in the units of the data set, that a radius in standardised units is worth.
 
-        The standardised ball of radius :math:`r` is the ellipsoid :math:`\sum_j (\delta_j / s_j)^2 \le r^2` of the
-        data set's own units. The largest Euclidean ball inside has radius :math:`r \min_j s_j` over the columns that
-        are read (exact, not a bound).
+        The standardised ball of radius :math:`r` is the ellipsoid :math:`\sum_j (\delta_j / s_j)^2 \le r^2`
+        of the data set's own units. The largest Euclidean ball inside has radius :math:`r \min_j s_j` over
+        the columns that are read (exact, not a bound).
         """
         read = self.scale[self.scale > 0]
         return radius * float(read.min()) if read.size else math.inf
@@ -118,7 +118,10 @@ class Dataset:
     def __post_init__(self) -> None:
         features = self._array("features", np.float64, 2)
         labels = self._array("labels", np.int64, 1)
-        test, validation = self._array("test_folds", np.bool_, 2), self._array("validation_folds", np.bool_, 2)
+        test, validation = (
+            self._array("test_folds", np.bool_, 2),
+            self._array("validation_folds", np.bool_, 2),
+        )
         rows, columns = features.shape
         if rows == 0 or columns == 0:
             raise DatasetError(f"data set '{self.name}': features of shape {features.shape} are empty")
@@ -151,7 +154,9 @@ class Dataset:
         except (TypeError, ValueError, OverflowError) as error:
             raise DatasetError(f"data set '{self.name}': {field} is not numeric ({error})") from None
         if not exact:
-            raise DatasetError(f"data set '{self.name}': {field} holds values that are not {np.dtype(dtype).name}")
+            raise DatasetError(
+                f"data set '{self.name}': {field} holds values that are not {np.dtype(dtype).name}"
+            )
         array.setflags(write=False)
         object.__setattr__(self, field, array)
         return array
@@ -160,7 +165,9 @@ class Dataset:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     def __repr__(self) -> str:
-        return f"Dataset('{self.name}', rows={self.rows}, columns={self.columns}, classes={len(self.classes)})"
+        return (
+            f"Dataset('{self.name}', rows={self.rows}, columns={self.columns}, classes={len(self.classes)})"
+        )
 
     @property
     def rows(self) -> int:
@@ -175,8 +182,9 @@ class Dataset:
     def split(self, fold: int) -> Split:
         """Training, validation and test rows of one fold.
 
-        Test wins over validation, training rows are the rest. A fold without validation rows gets a stratified fifth
-        of its training rows (a function of the name, the fold and the labels alone); see :class:`Split`.
+        Test wins over validation, training rows are the rest. A fold without validation rows gets a
+        stratified fifth of its training rows (a function of the name, the fold and the labels alone); see
+        :class:`Split`.
 
         Args:
             fold: 0 .. 3.
@@ -209,8 +217,8 @@ class Dataset:
     def standardise(self, fold: int) -> Standardised:
         """Centre and scale all rows by the training rows of one fold.
 
-        The archive's values are already standardised, for most sets over all rows, test included. Doing it again by
-        training rows leaves nothing of the test rows in the statistics, whatever the archive did.
+        The archive's values are already standardised, for most sets over all rows, test included. Doing it
+        again by training rows leaves nothing of the test rows in the statistics, whatever the archive did.
 
         Args:
             fold: 0 .. 3.

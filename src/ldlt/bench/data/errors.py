@@ -78,7 +78,7 @@ class FormatError(DataError):
 
 
 class DatasetError(DataError):
-    """Arrays that do not make a data set: shapes that disagree, values that are not finite, no training rows."""
+    """Arrays that do not make a data set: shapes that disagree, values not finite, no training rows."""
 
 
 class FetchError(LdltError, OSError):

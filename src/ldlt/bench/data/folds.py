@@ -45,7 +45,8 @@ def stratified_sample(
 ) -> NDArray[np.int64]:
     """Take a share of the given rows, class by class, and leave at least one row of every class.
 
-    If the share rounds to nothing in every class, one row of the largest class is taken, provided that it has two.
+    If the share rounds to nothing in every class, one row of the largest class is taken, provided that it
+    has two.
 
     Args:
         labels: (N,) class of each row.
@@ -68,8 +69,9 @@ def stratified_sample(
 def make_folds(labels: NDArray[np.int64], key: str) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Test and validation folds for a data set that comes without.
 
-    The test folds are a stratified partition into four (every row is tested once: the archive's own folds are four
-    separate splits of the same size); the validation fold is a stratified fifth of the rest, as large as the archive's.
+    The test folds are a stratified partition into four (every row is tested once: the archive's own folds
+    are four separate splits of the same size); the validation fold is a stratified fifth of the rest, as
+    large as the archive's.
 
     Args:
         labels: (N,) class of each row.

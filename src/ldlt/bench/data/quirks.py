@@ -33,7 +33,13 @@ QUIRKS: dict[str, str] = {
 }
 """What each code means."""
 
-FLAGGED = ("class-not-in-training", "few-training-rows", "raw-test-rows", "off-centre-training", "scaled-separately")
+FLAGGED = (
+    "class-not-in-training",
+    "few-training-rows",
+    "raw-test-rows",
+    "off-centre-training",
+    "scaled-separately",
+)
 """Codes that a reader of results must know: they go into the notes of a data set."""
 
 FAR = 10.0  # test rows this many times further out than any other row are on another scale
@@ -87,7 +93,7 @@ def _folds(data: Dataset) -> Iterator[Quirk]:
 
 def _parts(data: Dataset) -> Iterator[Quirk]:
     """Oddities of training, validation and test rows."""
-    bare, broken, few, constant = ([0] * FOLDS for _ in range(4))
+    bare, broken, sizes, constant = ([0] * FOLDS for _ in range(4))
     missing = {part: [0] * FOLDS for part in ("training", "validation", "test")}
     for fold in range(FOLDS):
         try:
@@ -96,22 +102,26 @@ def _parts(data: Dataset) -> Iterator[Quirk]:
             broken[fold] = 1
             continue
         bare[fold] = int(bool(split.fallback))
-        few[fold] = split.train.size if split.train.size < 10 else 0
+        sizes[fold] = split.train.size
         constant[fold] = int((data.standardise(fold).scale == 0).sum())
         for part, rows in (("training", split.train), ("validation", split.validation), ("test", split.test)):
             seen = np.bincount(data.labels[rows], minlength=len(data.classes))
             missing[part][fold] = int((seen == 0).sum())
-    for code, counts, unit in (
-        ("no-validation", bare, "(1 = so)"),
-        ("unusable-fold", broken, "(1 = so)"),
-        ("few-training-rows", few, "rows"),
-        ("constant-in-training", constant, "columns"),
-    ):
-        if any(counts):
-            yield Quirk(code, f"{_by_fold(counts)} {unit}", _where(counts))
+    few = tuple(fold for fold in range(FOLDS) if 0 < sizes[fold] < 10)
+    if few:
+        yield Quirk("few-training-rows", f"{_by_fold(sizes)} rows", few)
+    if any(constant):
+        yield Quirk(
+            "constant-in-training", f"{_by_fold(constant)} of {data.columns} columns", _where(constant)
+        )
+    for code, flags in (("no-validation", bare), ("unusable-fold", broken)):
+        if any(flags):
+            yield Quirk(code, f"{sum(flags)} of {FOLDS} folds", _where(flags))
     for part, counts in missing.items():
         if any(counts):
-            yield Quirk(f"class-not-in-{part}", f"{_by_fold(counts)} of {len(data.classes)} classes", _where(counts))
+            yield Quirk(
+                f"class-not-in-{part}", f"{_by_fold(counts)} of {len(data.classes)} classes", _where(counts)
+            )
 
 
 def _scales(data: Dataset) -> Iterator[Quirk]:
@@ -145,18 +155,26 @@ def _scales(data: Dataset) -> Iterator[Quirk]:
         far, reach = _distances(inside, outside)
         centre_in, centre_out = np.abs(inside.mean(axis=0)).max(), np.abs(outside.mean(axis=0)).max()
         if np.mean(far > FAR * reach) > 0.5:
-            raw[fold] = f"{int((far > FAR * reach).sum())} of {far.size} test rows are {FAR:g} times further out"
+            raw[fold] = (
+                f"{int((far > FAR * reach).sum())} of {far.size} test rows are {FAR:g} times further out"
+            )
         elif centre_out > SHIFT:
             shifted[fold] = f"mean up to {centre_out:.2f} deviations off"
         elif max(centre_in, centre_out) < CENTRED:
             apart[fold] = f"means of both parts below {CENTRED:g} deviations"
-    for code, result in (("raw-test-rows", raw), ("off-centre-training", shifted), ("scaled-separately", apart)):
+    for code, result in (
+        ("raw-test-rows", raw),
+        ("off-centre-training", shifted),
+        ("scaled-separately", apart),
+    ):
         if result:
             yield Quirk(code, next(iter(result.values())), tuple(sorted(result)))
 
 
-def _distances(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """Largest standardised coordinate of each inside row, and of all outside rows, in units of the outside rows."""
+def _distances(
+    inside: NDArray[np.float64], outside: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """Largest coordinate of each inside row, and of all outside rows, standardised by the outside rows."""
     centre, unit = outside.mean(axis=0), outside.std(axis=0, ddof=1)
     read = unit > 0
     if not read.any():

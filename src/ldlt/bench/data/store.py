@@ -47,15 +47,18 @@ class ZipStore(Store):
     """Files of a zip file. The file is opened for each call, so that nothing is shared between processes."""
 
     def members(self) -> list[str]:
+        """Names of all files."""
         with zip_errors(self.path), zipfile.ZipFile(self.path) as file:
             return [info.filename for info in file.infolist() if not info.is_dir()]
 
     def read(self, member: str) -> bytes:
+        """The whole content of a file."""
         with zip_errors(self.path, member), zipfile.ZipFile(self.path) as file:
             self._check_size(member, file.getinfo(member).file_size)
             return file.read(member)
 
     def first_line(self, member: str) -> bytes:
+        """The first line of a file."""
         with zip_errors(self.path, member), zipfile.ZipFile(self.path) as file, file.open(member) as stream:
             return stream.readline(1 << 26)
 
@@ -64,17 +67,26 @@ class FolderStore(Store):
     """Files of a folder, two levels deep below it or below its ``data``."""
 
     def members(self) -> list[str]:
+        """Names of all files."""
         with _folder_errors(self.path):
             tops = [self.path, self.path / "data"] if (self.path / "data").is_dir() else [self.path]
-            found = [file for top in tops for pattern in ("*", "*/*") for file in top.glob(pattern) if file.is_file()]
+            found = [
+                file
+                for top in tops
+                for pattern in ("*", "*/*")
+                for file in top.glob(pattern)
+                if file.is_file()
+            ]
             return sorted({file.relative_to(self.path).as_posix() for file in found})
 
     def read(self, member: str) -> bytes:
+        """The whole content of a file."""
         with _folder_errors(self.path / member):
             self._check_size(member, (self.path / member).stat().st_size)
             return (self.path / member).read_bytes()
 
     def first_line(self, member: str) -> bytes:
+        """The first line of a file."""
         with _folder_errors(self.path / member), (self.path / member).open("rb") as stream:
             return stream.readline(1 << 26)
 
@@ -83,6 +95,7 @@ class TarStore(Store):
     """A tar file, whose first names are read only to say what it is."""
 
     def members(self) -> list[str]:
+        """Names of all files."""
         try:
             with tarfile.open(self.path) as file:
                 return [member.name.removeprefix("./") for member in islice(file, 200)]
@@ -90,6 +103,7 @@ class TarStore(Store):
             raise ArchiveError(f"{self.path}: damaged tar file ({error})") from None
 
     def read(self, member: str) -> bytes:
+        """Nothing: raises."""
         raise ArchiveError(f"{self.path}: '{member}' is not read, tar files are not supported")
 
     first_line = read
@@ -140,8 +154,15 @@ def zip_errors(path: Path, member: str | None = None) -> Iterator[None]:
     except KeyError:
         raise ArchiveError(f"{what}: no such file in the archive") from None
     except (zlib.error, LZMAError, EOFError) as error:
-        raise ArchiveError(f"{what}: damaged ({error or 'it ends too early'}); fetch the archive again") from None
-    except (OSError, RuntimeError, NotImplementedError, ValueError) as error:  # unreadable, encrypted, unknown method
+        raise ArchiveError(
+            f"{what}: damaged ({error or 'it ends too early'}); fetch the archive again"
+        ) from None
+    except (
+        OSError,
+        RuntimeError,
+        NotImplementedError,
+        ValueError,
+    ) as error:  # unreadable, encrypted, unknown method
         raise ArchiveError(f"{what}: cannot be read ({error})") from None
 
 

@@ -1,7 +1,8 @@
 """Random numbers that stay the same for ever: a keyed stream over the raw output of PCG64.
 
-``numpy.random.Generator`` may change its distributions between releases; the raw 64-bit output of a bit generator may
-not. Everything random in this subpackage is therefore derived from the raw output with the few formulas below.
+``numpy.random.Generator`` may change its distributions between releases; the raw 64-bit output of a bit
+generator may not. Everything random in this subpackage is therefore derived from the raw output with the
+few formulas below.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ from ldlt.errors import OptionError
 __all__ = ["SignedRank", "compare", "compare_all", "holm", "normal_signed_rank", "signed_rank"]
 
 _METHODS = ("auto", "normal", "exact")
-_EXACT_UP_TO = 50  # differences of distinct sizes, enumerated by recursion
-_PERMUTE_UP_TO = 13  # differences with equal sizes: all 2^13 signs
+_EXACT_UP_TO = 50  # non-zero differences
 
 
 @dataclass(frozen=True)
@@ -63,20 +62,15 @@ class SignedRank:
     sign: int
 
 
-def _method(method: str, n: int, repeated: bool) -> str | stats.PermutationMethod:
-    if method not in _METHODS:
-        raise OptionError(f"method must be one of {_METHODS}, not '{method}'")
-    if method == "normal":
-        return "asymptotic"
-    if not repeated and (method == "exact" or n <= _EXACT_UP_TO):
-        return "exact"
-    if n <= _PERMUTE_UP_TO:
-        return stats.PermutationMethod(n_resamples=2 ** (_PERMUTE_UP_TO + 1))
-    if method == "exact":
-        raise OptionError(
-            f"no exact p-value for {n} differences of which some have equal size (limit {_PERMUTE_UP_TO})"
-        )
-    return "asymptotic"
+def _exact_p(ranks: np.ndarray, w: float) -> float:
+    """Two-sided p-value of W given the ranks, equal ones included, when every sign is a fair coin."""
+    chance = np.zeros(round(2 * ranks.sum()) + 1)  # of every sum of doubled ranks, which are whole numbers
+    chance[0] = 1.0
+    for step in np.rint(2 * ranks).astype(int):
+        moved = np.zeros_like(chance)
+        moved[step:] = chance[:-step]
+        chance = (chance + moved) / 2
+    return min(1.0, 2 * float(chance[: round(2 * w) + 1].sum()))
 
 
 def signed_rank(a: Sequence[float], b: Sequence[float], *, method: str = "auto") -> SignedRank:
@@ -85,15 +79,17 @@ def signed_rank(a: Sequence[float], b: Sequence[float], *, method: str = "auto")
     Args:
         a: Scores of A, one per data set.
         b: Scores of B.
-        method: How p is found. ``normal``: from z. ``exact``: from the distribution of W, for differences of
-            distinct sizes, or for at most 13. ``auto``: exact where possible with at most 50 differences,
-            else normal.
+        method: How p is found. ``normal``: from z. ``exact``: from the distribution of W when every sign is a
+            fair coin, given the sizes of the differences, equal ones included. ``auto``: exact for at most 50
+            non-zero differences, else normal.
 
     Example:
         >>> result = signed_rank([0.9, 0.8, 0.7, 0.6, 0.5], [0.8, 0.6, 0.4, 0.2, 0.5])
         >>> result.wins_a, result.ties, result.w, result.p
         (4, 1, 0.0, 0.125)
     """
+    if method not in _METHODS:
+        raise OptionError(f"method must be one of {_METHODS}, not '{method}'")
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape or not len(x):
         raise ScoreError(f"two lists of scores of one length needed, shapes {x.shape} and {y.shape} given")
@@ -103,14 +99,14 @@ def signed_rank(a: Sequence[float], b: Sequence[float], *, method: str = "auto")
     moved = diff[diff != 0]
     total, n = len(diff), len(moved)
     wins_a, wins_b = int((diff > 0).sum()), int((diff < 0).sum())
-    choice = _method(method, n, len(np.unique(np.abs(moved))) < n)
     w, z, p, sign = 0.0, 0.0, 1.0, 0
     if n:
         normal = stats.wilcoxon(moved, correction=True, method="asymptotic")
         ranks = stats.rankdata(np.abs(moved))
         sign = int(np.sign(ranks[moved > 0].sum() - ranks[moved < 0].sum()))
         w, z = float(normal.statistic), sign * abs(float(normal.zstatistic))
-        p = float(normal.pvalue if choice == "asymptotic" else stats.wilcoxon(moved, method=choice).pvalue)
+        exact = method == "exact" or (method == "auto" and n <= _EXACT_UP_TO)
+        p = _exact_p(ranks, w) if exact else float(normal.pvalue)
     return SignedRank(
         n=total,
         wins_a=wins_a,

@@ -1,6 +1,7 @@
 r"""Average ranks and the tests on them: Friedman, Iman–Davenport, Nemenyi.
 
-With ranks :math:`r_i^j` of k algorithms on N data sets, 1 the best, equal scores sharing the mean rank, and :math:`R_j = \frac1N \sum_i r_i^j`,
+With ranks :math:`r_i^j` of k algorithms on N data sets, 1 the best, equal scores sharing the mean rank, and
+average ranks :math:`R_j = \frac1N \sum_i r_i^j`,
 
 .. math::
 

@@ -159,7 +159,7 @@ def score_frames(
     unknown = [name for name in families if name not in present]
     if unknown:
         raise ScoreError(f"no runs of the algorithms {unknown}")
-    table = table[table["family"].isin(families)]
+    table = table[table["family"].isin(families)].copy()
     if table.duplicated(_KEYS).any():
         first = table[table.duplicated(_KEYS)].iloc[0]
         raise ScoreError(f"repeated run: {', '.join(f'{key} {first[key]}' for key in _KEYS)}")

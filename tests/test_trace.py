@@ -1,0 +1,278 @@
+"""What a module may consist of, in every form it can be written, and what is refused."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from random_graphs import randomise
+from torch import nn
+
+import ldlt
+from ldlt.graph import Affine
+
+pytestmark = pytest.mark.usefixtures("double")
+
+
+def module_of(forward, **parts):
+    """A module with these parts whose forward is ``forward(self, x)``."""
+
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, part in parts.items():
+                if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                    self.register_buffer(name, part)
+                else:
+                    setattr(self, name, part)
+
+    Made.forward = forward
+    return Made()
+
+
+def _chunked(s, x):
+    u, v = s.a(x).chunk(2, dim=1)
+    return s.b(torch.relu(u) + torch.tanh(v))
+
+
+def _crossed(s, x):
+    """Two activations, each of which reads the map that the other one would normalise."""
+    p, q = s.a(x), s.b(x)
+    return s.e(torch.relu(p + s.c(q)) + torch.tanh(q + s.d(p)))
+
+
+def lin(i, o):
+    return nn.Linear(i, o)
+
+
+ACCEPTED = {
+    "functional_activation": lambda: module_of(lambda s, x: s.b(F.gelu(s.a(x), approximate="tanh")), a=lin(4, 6), b=lin(6, 3)),
+    "method_activation": lambda: module_of(lambda s, x: s.b(s.a(x).tanh()), a=lin(4, 6), b=lin(6, 3)),
+    "torch_function": lambda: module_of(lambda s, x: s.b(torch.sigmoid(s.a(x))), a=lin(4, 6), b=lin(6, 3)),
+    "clamp": lambda: module_of(lambda s, x: s.b(s.a(x).clamp(-1, 2)), a=lin(4, 6), b=lin(6, 3)),
+    "leaky_keyword": lambda: module_of(lambda s, x: s.b(F.leaky_relu(s.a(x), negative_slope=0.3)), a=lin(4, 6), b=lin(6, 3)),
+    "sum_of_free_maps": lambda: module_of(
+        lambda s, x: s.d(torch.relu(s.a(x) - 2 * s.b(torch.tanh(s.c(x))))), a=lin(4, 6), b=lin(5, 6), c=lin(4, 5), d=lin(6, 3)
+    ),
+    "cat": lambda: module_of(
+        lambda s, x: s.b(torch.cat([x, torch.relu(s.a(x))], dim=1)), a=lin(4, 6), b=lin(10, 3)
+    ),
+    "cat_negative_dim_before_activation": lambda: module_of(
+        lambda s, x: s.c(torch.relu(torch.cat((s.a(x), s.b(x)), -1))), a=lin(4, 6), b=lin(4, 2), c=lin(8, 3)
+    ),
+    "chunk": lambda: module_of(
+        _chunked, a=lin(4, 6), b=lin(3, 3)
+    ),
+    "split": lambda: module_of(
+        lambda s, x: (lambda t: s.b(torch.cat([F.relu(t[0]), t[1]], 1)))(torch.split(s.a(x), [2, 4], dim=1)), a=lin(4, 6), b=lin(6, 3)
+    ),
+    "slice": lambda: module_of(lambda s, x: s.b(torch.relu(s.a(x)[:, 1:5])), a=lin(4, 6), b=lin(4, 3)),
+    "slice_of_input": lambda: module_of(lambda s, x: s.b(torch.relu(s.a(x[:, ::2]))), a=lin(2, 6), b=lin(6, 3)),
+    "reshape_permute": lambda: module_of(
+        lambda s, x: s.b(torch.relu(s.a(x)).reshape(x.size(0), 2, 3).permute(0, 2, 1).flatten(1)), a=lin(4, 6), b=lin(6, 3)
+    ),
+    "view_with_batch_size": lambda: module_of(
+        lambda s, x: s.b(torch.relu(s.a(x)).view(x.shape[0], -1)), a=lin(4, 6), b=lin(6, 3)
+    ),
+    "permute_before_activation": lambda: module_of(
+        lambda s, x: s.b(torch.relu(s.a(x).unflatten(1, (2, 3)).transpose(1, 2)).flatten(1)), a=lin(4, 6), b=lin(6, 3)
+    ),
+    "unflatten_module": lambda: nn.Sequential(lin(4, 6), nn.Unflatten(1, (2, 3)), nn.ReLU(), nn.Flatten(), lin(6, 3)),
+    "identity_dropout": lambda: nn.Sequential(lin(4, 6), nn.Identity(), nn.Dropout(0.5), nn.ReLU(), nn.Dropout(0.5), lin(6, 3)),
+    "functional_dropout": lambda: module_of(
+        lambda s, x: s.b(F.dropout(torch.relu(s.a(x)), 0.5, s.training)), a=lin(4, 6), b=lin(6, 3)
+    ),
+    "linear_into_linear": lambda: nn.Sequential(lin(4, 7), lin(7, 6), nn.ReLU(), lin(6, 5), lin(5, 3)),
+    "wide_linear_without_full_rank": lambda: nn.Sequential(lin(2, 9), lin(9, 6), nn.Tanh(), lin(6, 3)),
+    "scalar_and_constant": lambda: module_of(
+        lambda s, x: s.b(torch.relu(s.a(0.5 * x / 3 + 1.0)) - s.shift), a=lin(4, 6), b=lin(6, 3), shift=torch.ones(6)
+    ),
+    "constant_vector": lambda: module_of(
+        lambda s, x: s.b(torch.relu(s.a(x * s.scale))), a=lin(4, 6), b=lin(6, 3), scale=torch.tensor([1.0, 2, 3, 0.1])
+    ),
+    "constant_matrix": lambda: module_of(
+        lambda s, x: s.b(torch.relu(s.a(x @ s.matrix))), a=lin(5, 6), b=lin(6, 3), matrix=torch.randn(4, 5)
+    ),
+    "mean": lambda: module_of(
+        lambda s, x: s.b(torch.relu(s.a(x)).unflatten(1, (2, 3)).mean(1)), a=lin(4, 6), b=lin(3, 3)
+    ),
+    "stack": lambda: module_of(
+        lambda s, x: s.b(torch.stack([torch.relu(s.a(x)), torch.tanh(s.a2(x))], 1).flatten(1)), a=lin(4, 3), a2=lin(4, 3), b=lin(6, 3)
+    ),
+    "post_activation_resnet": lambda: module_of(
+        lambda s, x: s.c(torch.relu(s.b(torch.relu(s.a(x))) + x)), a=lin(4, 6), b=lin(6, 4), c=lin(4, 3)
+    ),
+    "activation_of_input": lambda: nn.Sequential(nn.Tanh(), lin(4, 3)),
+    "pre_activation_resnet": lambda: module_of(
+        lambda s, x: (lambda h: s.c(h + s.b(torch.relu(h))))(s.a(x)), a=lin(4, 5), b=lin(5, 5), c=lin(5, 3)
+    ),
+    "one_map_two_activations": lambda: module_of(
+        lambda s, x: (lambda h: s.c(torch.relu(h) + torch.tanh(h)))(s.a(x)), a=lin(4, 5), c=lin(5, 3)
+    ),
+    "sum_in_place": lambda: module_of(
+        lambda s, x: s.c(torch.relu(operator.iadd(s.a(x), s.b(x)))), a=lin(4, 5), b=lin(4, 5), c=lin(5, 3)
+    ),
+    "relu_in_place": lambda: nn.Sequential(lin(4, 6), nn.ReLU(inplace=True), lin(6, 3)),
+    "reused_activation": lambda: (lambda r: nn.Sequential(lin(4, 6), r, lin(6, 6), r, lin(6, 3)))(nn.PReLU(init=0.2)),
+    "prelu_per_channel": lambda: nn.Sequential(lin(4, 6), nn.PReLU(6, init=-0.7), lin(6, 3)),
+    "functional_linear": lambda: module_of(
+        lambda s, x: F.linear(torch.relu(F.linear(x, s.w, s.v)), s.u),
+        w=nn.Parameter(torch.randn(6, 4)),
+        v=nn.Parameter(torch.randn(6)),
+        u=nn.Parameter(torch.randn(3, 6)),
+    ),
+    "linear_only": lambda: lin(4, 3),
+    "crossed_free_maps": lambda: module_of(
+        _crossed, a=lin(4, 5), b=lin(4, 5), c=lin(5, 5), d=lin(5, 5), e=lin(5, 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.parametrize("contraction", ["cholesky", "cayley"])
+def test_accepted_forms(name, contraction):
+    """Every form: the inequality holds, frozen equals built, explicit weights in the module equal both, attack below the bound."""
+    module = ACCEPTED[name]()
+    net = ldlt.Lipschitz(module, bound=0.8, input_shape=4 if name != "wide_linear_without_full_rank" else 2, contraction=contraction)
+    randomise(net, 0)
+    net.eval()
+    assert -1e-12 < ldlt.lmi.residual(net)
+    x = torch.randn(7, *net.input_shape)
+    y = net(x)
+    torch.testing.assert_close(net.freeze()(x), y, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(torch.func.functional_call(module, net.explicit(), (x,)), y)
+    assert ldlt.attack.lipschitz_lower_bound(net, net.input_shape, starts=6, steps=20).value <= 0.8 * (1 + 1e-9)
+    y.square().sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in net.parameters())
+
+
+def test_free_and_given_groups():
+    plan = ldlt.Lipschitz(ACCEPTED["post_activation_resnet"](), input_shape=4).plan
+    assert [g.free for g in plan.groups.values()] == [True, False]
+    plan = ldlt.Lipschitz(ACCEPTED["pre_activation_resnet"](), input_shape=4).plan
+    assert [g.free for g in plan.groups.values()] == [True]
+    plan = ldlt.Lipschitz(ACCEPTED["one_map_two_activations"](), input_shape=4).plan
+    assert [g.free for g in plan.groups.values()] == [True, False]
+    plan = ldlt.Lipschitz(ACCEPTED["crossed_free_maps"](), input_shape=4).plan
+    assert sorted(g.free for g in plan.groups.values()) == [False, True]
+    plan = ldlt.Lipschitz(ACCEPTED["cat_negative_dim_before_activation"](), input_shape=4).plan
+    assert [g.size for g in plan.groups.values()] == [6, 2]
+    plan = ldlt.Lipschitz(ACCEPTED["chunk"](), input_shape=4).plan
+    assert [g.terms[0].rows for g in plan.groups.values()] == [(0, 1, 2), (3, 4, 5)]
+
+
+def test_permuted_rows_keep_their_places():
+    net = ldlt.Lipschitz(ACCEPTED["permute_before_activation"](), input_shape=4)
+    (group,) = net.plan.groups.values()
+    assert group.terms[0].rows == (0, 3, 1, 4, 2, 5)
+
+
+def test_dropout_is_off_in_the_certificate_and_on_in_training():
+    net = ldlt.Lipschitz(ACCEPTED["identity_dropout"](), input_shape=4)
+    x = torch.randn(64, 4)
+    net.train()
+    assert not torch.equal(net(x), net(x))
+    net.eval()
+    assert torch.equal(net(x), net(x))
+
+
+def _control_flow(s, x):
+    return s.a(x) if x.sum() > 0 else s.a(-x)
+
+
+REFUSED = {
+    "batch_norm": (lambda: nn.Sequential(lin(4, 6), nn.BatchNorm1d(6), nn.ReLU(), lin(6, 3)), "BatchNorm1d"),
+    "layer_norm": (lambda: nn.Sequential(lin(4, 6), nn.LayerNorm(6), nn.ReLU(), lin(6, 3)), "LayerNorm"),
+    "softmax": (lambda: nn.Sequential(lin(4, 6), nn.Softmax(1), lin(6, 3)), "Softmax"),
+    "functional_softmax": (lambda: module_of(lambda s, x: s.b(F.softmax(s.a(x), 1)), a=lin(4, 6), b=lin(6, 3)), "oftmax"),
+    "hardshrink": (lambda: nn.Sequential(lin(4, 6), nn.Hardshrink(), lin(6, 3)), "Hardshrink"),
+    "gating": (lambda: module_of(lambda s, x: s.a(x) * torch.sigmoid(s.b(x)), a=lin(4, 3), b=lin(4, 3)), "product"),
+    "division": (lambda: module_of(lambda s, x: s.a(x) / s.b(x), a=lin(4, 3), b=lin(4, 3)), "quotient"),
+    "reciprocal": (lambda: module_of(lambda s, x: 1.0 / s.a(x), a=lin(4, 3)), "quotient"),
+    "matmul": (lambda: module_of(lambda s, x: s.a(x) @ s.b(x).T, a=lin(4, 3), b=lin(4, 3)), "'"),
+    "shared": (lambda: (lambda a: nn.Sequential(a, nn.ReLU(), a, lin(4, 3)))(lin(4, 4)), "shared"),
+    "tied": (
+        lambda: (lambda m: (setattr(m[2], "weight", m[0].weight), m)[1])(nn.Sequential(lin(4, 4), nn.ReLU(), lin(4, 4))),
+        "shared",
+    ),
+    "positions": (lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), lin(2, 3), nn.Flatten(), lin(6, 3)), "positions"),
+    "exp": (lambda: module_of(lambda s, x: torch.exp(s.a(x)), a=lin(4, 3)), "exp"),
+    "norm": (lambda: module_of(lambda s, x: s.a(x / x.norm(dim=1, keepdim=True)), a=lin(4, 3)), "norm"),
+    "max": (lambda: module_of(lambda s, x: torch.maximum(s.a(x), s.b(x)), a=lin(4, 3), b=lin(4, 3)), "maximum"),
+    "parameter": (lambda: module_of(lambda s, x: s.a(x * s.p), a=lin(4, 3), p=nn.Parameter(torch.ones(4))), "nn.Linear"),
+    "batch_mixing": (lambda: module_of(lambda s, x: s.a(x - x.mean(0)), a=lin(4, 3)), "batch"),
+    "batch_transpose": (lambda: module_of(lambda s, x: s.a(x.T.flip(1).T), a=lin(4, 3)), "'"),
+    "overwritten": (
+        lambda: module_of(lambda s, x: (lambda h: s.b(h + F.relu(h, inplace=True)))(s.a(x)), a=lin(4, 6), b=lin(6, 3)),
+        "overwrites",
+    ),
+    "overwritten_module": (
+        lambda: module_of(lambda s, x: (lambda h: s.b(s.r(h) + h))(s.a(x)), a=lin(4, 6), b=lin(6, 3), r=nn.ReLU(inplace=True)),
+        "overwrites",
+    ),
+    "overwritten_view": (
+        lambda: module_of(lambda s, x: (lambda h: s.b(h.view(-1, 6).relu_() + h))(s.a(x)), a=lin(4, 6), b=lin(6, 3)),
+        "overwrites",
+    ),
+    "conv": (lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 3), nn.Flatten(), lin(4, 3)), "onvolution"),
+    "rnn": (lambda: module_of(lambda s, x: s.b(s.r(x)[0]), r=nn.RNN(4, 4), b=lin(4, 3)), "ecurrent"),
+    "zero_scale": (lambda: module_of(lambda s, x: s.a(x * 0.0), a=lin(4, 3)), "nothing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name):
+    make, word = REFUSED[name]
+    with pytest.raises(ldlt.GraphError, match=word) as caught:
+        ldlt.Lipschitz(make(), input_shape=4)
+    assert isinstance(caught.value, ldlt.LdltError)
+    if isinstance(caught.value, ldlt.UnsupportedOpError):
+        assert caught.value.node in str(caught.value)
+
+
+def test_control_flow_and_several_inputs_are_refused():
+    with pytest.raises(ldlt.GraphError, match="cannot be traced"):
+        ldlt.Lipschitz(module_of(_control_flow, a=lin(4, 3)), input_shape=4)
+    with pytest.raises(ldlt.GraphError, match="one input"):
+        ldlt.Lipschitz(nn.Bilinear(4, 4, 3), input_shape=4)
+    with pytest.raises(ldlt.GraphError, match="exactly one tensor"):
+        ldlt.Lipschitz(module_of(lambda s, x: (s.a(x), x), a=lin(4, 3)), input_shape=4)
+    with pytest.raises(ldlt.GraphError, match="flatten"):
+        ldlt.Lipschitz(module_of(lambda s, x: s.a(x).unflatten(1, (3, 1)), a=lin(4, 3)), input_shape=4)
+
+
+def test_groups_that_do_not_fit_are_refused():
+    with pytest.raises(ldlt.ShapeError, match="5"):
+        ldlt.Lipschitz(nn.Sequential(lin(4, 5), ldlt.activations.MaxMin(), lin(5, 3)), input_shape=4)
+
+
+def test_output_without_a_free_map_needs_a_word():
+    module = nn.Sequential(lin(4, 6), nn.ReLU())
+    with pytest.raises(ldlt.GraphError, match="output='scale'"):
+        ldlt.Lipschitz(module, input_shape=4)
+    net = ldlt.Lipschitz(module, bound=0.7, input_shape=4, output="scale")
+    randomise(net, 0)
+    x = torch.randn(9, 4)
+    assert isinstance(net.freeze(), ldlt.Scaled)
+    torch.testing.assert_close(net.freeze()(x), net(x))
+    assert abs(ldlt.lmi.residual(net)) < 1e-12  # scaled to be tight
+    assert ldlt.attack.lipschitz_lower_bound(net, 4, starts=8, steps=30).value <= 0.7 * (1 + 1e-9)
+    skip = ldlt.Lipschitz(module_of(lambda s, x: x + s.b(torch.relu(s.a(x))), a=lin(4, 6), b=lin(6, 4)), input_shape=4, output="scale")
+    assert abs(ldlt.lmi.residual(skip)) < 1e-12
+    assert float(skip.pair_bounds().max()) <= 2**0.5 + 1e-12
+
+
+def test_unused_layers_are_left_alone():
+    """A layer that does not reach the output is no part of the graph."""
+    net = ldlt.Lipschitz(module_of(lambda s, x: (s.unused(x), s.a(x))[1], a=lin(4, 3), unused=lin(4, 2)), input_shape=4)
+    assert [n.name for n in net.graph.nodes if isinstance(n, Affine)] == ["a"]
+
+
+def test_the_module_keeps_its_training_mode():
+    module = nn.Sequential(lin(4, 6), nn.Dropout(0.1), nn.ReLU(), lin(6, 3))
+    module[1].eval()
+    ldlt.Lipschitz(module, input_shape=4)
+    assert module.training
+    assert not module[1].training
