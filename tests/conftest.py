@@ -21,7 +21,7 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture()
+@pytest.fixture
 def double():
     """Float64 as the default dtype."""
     old = torch.get_default_dtype()

@@ -42,7 +42,21 @@ class RandomGraph(nn.Module):
         sizes = {0: self.width_in}
         table = ACTIVATIONS if activations is None else activations
         for i in range(1, rng.randint(1, nodes) + 1):
-            kind = rng.choice(["act", "act", "act", "linear", "sum", "cat", "slice", "scale", "postact", "skipact", "constant"])
+            kind = rng.choice(
+                [
+                    "act",
+                    "act",
+                    "act",
+                    "linear",
+                    "sum",
+                    "cat",
+                    "slice",
+                    "scale",
+                    "postact",
+                    "skipact",
+                    "constant",
+                ]
+            )
             count = min(rng.randint(1, parents), len(sizes))
             chosen = sorted(rng.sample(sorted(sizes), count))
             if rng.random() < 0.7 and i - 1 not in chosen:

@@ -102,9 +102,7 @@ EVERY = pytest.mark.parametrize("cls", ELEMENTWISE, ids=lambda cls: cls.__name__
 def derivative(module: nn.Module, x: np.ndarray) -> np.ndarray:
     """Derivative by autograd in float64; one column per channel of a PReLU."""
     v = torch.from_numpy(x).reshape(-1, 1)
-    if isinstance(
-        module, nn.Hardsigmoid
-    ):  # its backward multiplies by 1/6 in float32; differences of σ are exact
+    if isinstance(module, nn.Hardsigmoid):  # its backward multiplies by 1/6 in float32; differences of σ are exact
         return ((module(v + 2**-10) - module(v - 2**-10)) / 2**-9).numpy()
     if isinstance(module, nn.PReLU):
         v = v.repeat(1, module.weight.numel())
@@ -470,9 +468,7 @@ def test_sector_of_relu() -> None:
         found.center = 0.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    "module", [nn.LeakyReLU(1.0), nn.LeakyReLU(0.999), nn.PReLU(init=1.0), nn.Identity()]
-)
+@pytest.mark.parametrize("module", [nn.LeakyReLU(1.0), nn.LeakyReLU(0.999), nn.PReLU(init=1.0), nn.Identity()])
 def test_a_nearly_linear_sector_is_widened(module: nn.Module) -> None:
     found = sector(module.requires_grad_(False))
     assert float(found.radius) == pytest.approx(MIN_RELATIVE_RADIUS)

@@ -9,6 +9,7 @@ import importlib
 import io
 import math
 import sys
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -376,9 +377,9 @@ def grid(rows, columns, levels=20):
     """Tables of scores on a grid, so that ties are common and exact."""
     return st.integers(*rows).flatmap(
         lambda n: st.integers(*columns).flatmap(
-            lambda k: st.lists(
-                st.lists(st.integers(0, levels), min_size=k, max_size=k), min_size=n, max_size=n
-            ).map(lambda v: pd.DataFrame(np.array(v) / levels, columns=list("ABCDEFGH")[:k]))
+            lambda k: st.lists(st.lists(st.integers(0, levels), min_size=k, max_size=k), min_size=n, max_size=n).map(
+                lambda v: pd.DataFrame(np.array(v) / levels, columns=list("ABCDEFGH")[:k])
+            )
         )
     )
 
@@ -440,9 +441,7 @@ def test_nemenyi_equals_scikit_posthocs():
 
 
 def test_nemenyi_agrees_with_the_critical_difference():
-    scores = pd.DataFrame(
-        np.random.default_rng(1).random((30, 6)) + np.arange(6) / 12, columns=list("ABCDEF")
-    )
+    scores = pd.DataFrame(np.random.default_rng(1).random((30, 6)) + np.arange(6) / 12, columns=list("ABCDEF"))
     p, means, cd = nemenyi(scores), rank_table(scores).mean(), critical_difference(6, 30)
     far = np.abs(np.subtract.outer(means.to_numpy(), means.to_numpy())) >= cd
     assert far.any()
@@ -695,9 +694,7 @@ def test_method_of_p():
     a = rng.random(60)
     b = a + rng.normal(0.05, 0.2, 60)
     for n in (1, 2, 10, 50):
-        assert signed_rank(a[:n], b[:n]).p == pytest.approx(
-            stats.wilcoxon(a[:n] - b[:n], method="exact").pvalue
-        )
+        assert signed_rank(a[:n], b[:n]).p == pytest.approx(stats.wilcoxon(a[:n] - b[:n], method="exact").pvalue)
     want = stats.wilcoxon(a - b, correction=True, method="asymptotic").pvalue
     assert signed_rank(a, b).p == signed_rank(a, b, method="normal").p == want
     exact = stats.wilcoxon(a - b, method="exact").pvalue
@@ -894,9 +891,7 @@ def test_best_mean_is_bold_and_ties_share_it():
 
 
 def test_pairs_show_stars_and_exponents():
-    table = pairwise_table(
-        compare(pd.DataFrame({"A": np.arange(121.0), "B": np.arange(121.0) - np.arange(1, 122)}))
-    )
+    table = pairwise_table(compare(pd.DataFrame({"A": np.arange(121.0), "B": np.arange(121.0) - np.arange(1, 122)})))
     assert r"| A | B | 121 | 121 | 0 | 0 | 1.0000 | 61.0000 | 0 |" in render(table)
     assert r"e-21\*\*\*" in render(table)
     assert r"\times10^{-21}$$^{***}$" in render(table, "latex")
@@ -969,3 +964,11 @@ def test_missing_package_is_named(monkeypatch, package):
 @pytest.mark.parametrize("module", ["scores", "summary", "ranks", "pairwise", "overall", "tables"])
 def test_examples_in_the_documentation(module):
     assert doctest.testmod(importlib.import_module(f"ldlt.bench.stats.{module}")).failed == 0
+
+
+def test_example_of_the_manual(monkeypatch, tmp_path):
+    manual = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text(encoding="utf-8")
+    code = manual.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"runs": runs(datasets=[f"d{i}" for i in range(5)], families="ABC")})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{metric}.tex" for metric in METRICS)

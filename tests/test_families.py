@@ -170,9 +170,7 @@ def test_spectral_norm_is_exact(shape):
     w = torch.randn(shape, dtype=F64)
     torch.testing.assert_close(squared_norm(w), torch.linalg.matrix_norm(w, 2) ** 2)
     layer = shout(Spectral(*shape))
-    torch.testing.assert_close(
-        layer.explicit().inner, layer.weight / torch.linalg.matrix_norm(layer.weight, 2)
-    )
+    torch.testing.assert_close(layer.explicit().inner, layer.weight / torch.linalg.matrix_norm(layer.weight, 2))
 
 
 def test_rows_head_has_unit_rows():
@@ -527,9 +525,7 @@ def test_residual_families_pad_the_input(family, features, hidden):
     net = FamilyNetwork(family, features, hidden, 2, bound=1.5).double()
     width = max(features, hidden[0])
     assert net.embed.padding == width - features
-    assert [(m.in_features, m.neurons, m.out_features) for m in net.layers] == [
-        (width, h, width) for h in hidden
-    ]
+    assert [(m.in_features, m.neurons, m.out_features) for m in net.layers] == [(width, h, width) for h in hidden]
     x = torch.randn(5, features, dtype=F64)
     torch.testing.assert_close(net.freeze()(x), net(x), rtol=1e-10, atol=1e-12)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_rule import Stack
 from torch import nn
 
 import ldlt
+from test_rule import Stack
 
 INPUTS, OUTPUTS, BOUND = 6, 3, 2.0
 ARCHITECTURES = {
@@ -15,9 +15,7 @@ ARCHITECTURES = {
     "residual": lambda **o: ldlt.nn.Residual(INPUTS, [32] * 4, OUTPUTS, BOUND, **o),
     "blocks": lambda **o: ldlt.Lipschitz(Stack(INPUTS, 24, 3, OUTPUTS), BOUND, input_shape=INPUTS, **o),
     "gelu": lambda **o: ldlt.nn.FeedForward(INPUTS, [32] * 3, OUTPUTS, BOUND, activation=nn.GELU, **o),
-    "leaky": lambda **o: ldlt.nn.Residual(
-        INPUTS, [32] * 3, OUTPUTS, BOUND, activation=lambda: nn.LeakyReLU(0.1), **o
-    ),
+    "leaky": lambda **o: ldlt.nn.Residual(INPUTS, [32] * 3, OUTPUTS, BOUND, activation=lambda: nn.LeakyReLU(0.1), **o),
     "maxmin": lambda **o: ldlt.nn.Residual(INPUTS, [32] * 3, OUTPUTS, BOUND, activation=ldlt.activations.MaxMin, **o),
     "prelu": lambda **o: ldlt.nn.FeedForward(INPUTS, [32] * 3, OUTPUTS, BOUND, activation=nn.PReLU, **o),
 }

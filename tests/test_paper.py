@@ -105,9 +105,7 @@ def test_block_forward_matches_a_plain_network():
     assert block.depth == 2
     x, biases = torch.randn(6, 7, 3, dtype=F64), [torch.randn(4, dtype=F64), None]
     hidden = torch.tanh(torch.relu(x @ block.C[0].T + biases[0]) @ block.C[1].T)
-    torch.testing.assert_close(
-        block.forward(x, [torch.relu, torch.tanh], biases), x @ block.A.T + hidden @ block.B.T
-    )
+    torch.testing.assert_close(block.forward(x, [torch.relu, torch.tanh], biases), x @ block.A.T + hidden @ block.B.T)
     assert block(x).shape == (6, 7, 5)
 
 
@@ -299,9 +297,7 @@ def test_corrected_block_is_tight_with_an_orthogonal_output(parameters):
     assert values[0] > -1e-10
     assert values[0] < 1e-9
     # any smaller bound fails with the same multipliers
-    smaller = ResidualBlock(
-        block.A, block.B, block.C, block.multipliers, block.slopes, block.bound * (1 - 1e-3)
-    )
+    smaller = ResidualBlock(block.A, block.B, block.C, block.multipliers, block.slopes, block.bound * (1 - 1e-3))
     assert smaller.smallest_eigenvalue() < 0
 
 
@@ -317,9 +313,7 @@ def test_corrected_pivots_follow_the_recursion(parameters):
     ):
         U = (high - low) / math.sqrt(2) * lam.sqrt().unsqueeze(-1) * weight  # = U_j P_j^{1/2}
         gram = U @ torch.linalg.solve(P, U.mT)
-        unit = free_w @ torch.linalg.solve(
-            a * torch.eye(free_w.shape[1], dtype=F64) + free_w.mT @ free_w, free_w.mT
-        )
+        unit = free_w @ torch.linalg.solve(a * torch.eye(free_w.shape[1], dtype=F64) + free_w.mT @ free_w, free_w.mT)
         torch.testing.assert_close(gram, unit, rtol=1e-6, atol=1e-6)
         scaled = lam.unsqueeze(-1) * weight
         torch.testing.assert_close(pivot, P + 2 * low * high * weight.mT @ scaled, rtol=1e-6, atol=1e-6)
@@ -421,10 +415,7 @@ def test_as_printed_block_is_the_printed_text(sizes):
     gamma, sigma, C = eye[0], 0, []
     for j, weight in enumerate(W):
         C.append(
-            math.sqrt(2)
-            * weight
-            @ inverse_sqrt(0.8 * eye[j] + weight.mT @ weight)
-            @ torch.linalg.inv(inverse_sqrt(D))
+            math.sqrt(2) * weight @ inverse_sqrt(0.8 * eye[j] + weight.mT @ weight) @ torch.linalg.inv(inverse_sqrt(D))
         )
         sigma = sigma + gamma @ torch.linalg.inv(D) @ gamma.mT
         gamma = gamma @ torch.linalg.inv(D) @ C[-1].mT
@@ -470,9 +461,7 @@ def test_printed_cholesky_form_misplaces_the_root_of_the_skip():
     for form in ("symmetric", "cholesky"):
         block = as_printed_block(W_A, W, 0 * W_B, form=form)
         pivot = torch.eye(3, dtype=F64) - block.A.mT @ block.A
-        norms[form] = float(
-            torch.linalg.matrix_norm(block.C[0] @ torch.linalg.solve(pivot, block.C[0].mT), 2)
-        )
+        norms[form] = float(torch.linalg.matrix_norm(block.C[0] @ torch.linalg.solve(pivot, block.C[0].mT), 2))
     assert norms["symmetric"] < 2 < norms["cholesky"]
     block = corrected_block(W_A, W, 0 * W_B, alpha=torch.tensor(1.0, dtype=F64), root="cholesky")
     assert torch.linalg.eigvalsh(closed_form_factors(block).D[-1])[0] > 0

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_graphs import RandomGraph, randomise
 from torch import nn
 
 import ldlt
 from ldlt.families import cayley
+from random_graphs import RandomGraph, randomise
 
 CONTRACTIONS = ["cholesky", "symmetric", "cayley"]
 pytestmark = pytest.mark.usefixtures("double")
@@ -83,7 +83,7 @@ def test_the_oracle_can_fail():
 
 
 def test_oracle_agrees_with_slopes_drawn_from_the_sector():
-    """Independently of the inequality: replace activations by any slopes in their sector, the linear map obeys the bound."""
+    """Independently of the inequality: with any slopes of the sector in place of activations the bound holds."""
     net = ldlt.nn.Residual(5, [9, 7], 4, bound=1.3, head="orthogonal", activation=nn.GELU)
     randomise(net, 3)
     w = {k: v.detach() for k, v in net.explicit().items()}
@@ -117,7 +117,11 @@ def test_converse_feasible_weights_are_reached(seed):
     multipliers = {k: v.detach() for k, v in net.multipliers().items()}
     x = torch.randn(16, net.input_shape[0])
     other = ldlt.Lipschitz(
-        net.module, bound=1.3, input_shape=net.input_shape, contraction=CONTRACTIONS[(seed + 1) % 3], init="keep"
+        net.module,
+        bound=1.3,
+        input_shape=net.input_shape,
+        contraction=CONTRACTIONS[(seed + 1) % 3],
+        init="keep",
     )
     expected = torch.func.functional_call(net.module, weights, (x,)).detach()
     other.load_explicit(weights, multipliers)
@@ -216,7 +220,8 @@ def test_depth_1000_feed_forward(activation):
     assert torch.isfinite(y).all()
     assert all(torch.isfinite(p.grad).all() for p in net.parameters())
     weights, multipliers = net.explicit(torch.float64), {k: v.double() for k, v in net.multipliers().items()}
-    # Q is block tridiagonal: pivots D_1 = ℓ²I + 2LmC'ΛC, D_{j+1} = 2Λ + 2LmC'ΛC − (L+m)² ΛC D_j^{-1} C'Λ, the last one minus B'B.
+    # Q is block tridiagonal: pivots D_1 = ℓ²I + 2LmC'ΛC, D_{j+1} = 2Λ + 2LmC'ΛC − (L+m)² ΛC D_j^{-1} C'Λ, the last
+    # one minus B'B.
     low, high = ldlt.activations.slope_bounds(activation())
     names = [f"{2 * i}.weight" for i in range(1001)]
     pivot = torch.eye(8)

@@ -28,7 +28,9 @@ def test_factor_and_contraction_satisfy_their_definition(dtype, n, k):
     assert torch.equal(lower, lower.tril())
     torch.testing.assert_close(lower @ lower.mH, used * eye + weight @ weight.mH, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(lower @ matrix, weight, rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(eye - matrix @ matrix.mH, used * torch.linalg.inv(lower.mH @ lower), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        eye - matrix @ matrix.mH, used * torch.linalg.inv(lower.mH @ lower), rtol=1e-11, atol=1e-12
+    )
     assert 0 <= float(used - alpha) < 1e-13 * float(weight.abs().square().sum())
 
 

@@ -204,9 +204,7 @@ def _celu(module: nn.CELU) -> tuple[float, float]:
     """σ' = 1 for x > 0 and exp(x/α) ∈ (0, 1] for x ≤ 0, if α > 0; for α < 0 that grows without bound."""
     alpha = _number(module, "alpha")
     if alpha <= 0:
-        raise SlopeError(
-            f"CELU(alpha={alpha}): slope exp(x/alpha), x < 0, is bounded for alpha > 0 only; use ELU"
-        )
+        raise SlopeError(f"CELU(alpha={alpha}): slope exp(x/alpha), x < 0, is bounded for alpha > 0 only; use ELU")
     return 0.0, 1.0
 
 
@@ -265,9 +263,7 @@ def _softplus(module: nn.Softplus) -> tuple[float, float]:
     # log1p(exp(−t)) = max(−t, 0) + log1p(exp(−|t|)), which cannot overflow
     jump = (max(-threshold, 0.0) + math.log1p(math.exp(-abs(threshold)))) / abs(beta)
     if jump > _MAX_JUMP:
-        raise SlopeError(
-            f"{label}: jumps by {jump:.2g} at x = {threshold / beta:g}; raise 'threshold' (default 20)"
-        )
+        raise SlopeError(f"{label}: jumps by {jump:.2g} at x = {threshold / beta:g}; raise 'threshold' (default 20)")
     return 0.0, 1.0
 
 
@@ -283,9 +279,7 @@ def _hardshrink(module: nn.Hardshrink) -> tuple[float, float]:
     """σ(x) = x for |x| > λ, else 0: jumps by λ at ±λ; λ = 0 is the identity."""
     lambd = _number(module, "lambd")
     if lambd != 0:
-        raise SlopeError(
-            f"Hardshrink(lambd={lambd}): jumps at ±lambd, so its slopes are unbounded; use Softshrink"
-        )
+        raise SlopeError(f"Hardshrink(lambd={lambd}): jumps at ±lambd, so its slopes are unbounded; use Softshrink")
     return 1.0, 1.0
 
 
@@ -399,11 +393,7 @@ def _unknown(module: nn.Module) -> SlopeError:
         if isinstance(module, cls):
             return SlopeError(f"{name} is not an elementwise activation: it {reason}")
     base = next((cls for cls in type(module).__mro__ if cls in _BOUNDS or cls in _JOINT), None)
-    why = (
-        f"overrides the forward of {base.__name__}"
-        if base
-        else "is not an activation with known slope bounds"
-    )
+    why = f"overrides the forward of {base.__name__}" if base else "is not an activation with known slope bounds"
     return SlopeError(
         f"{name} {why}; if it acts elementwise, state its slopes with "
         f"ldlt.activations.register({name}, lambda module: (m, L)), else use one of "
@@ -453,9 +443,7 @@ def slope_bounds(module: nn.Module) -> tuple[float, float]:
     try:
         low, high = map(float, bounds)
     except (TypeError, ValueError) as error:
-        raise SlopeError(
-            f"{cls.__name__}: slope bounds must be a pair of numbers (m, L), got {bounds!r}"
-        ) from error
+        raise SlopeError(f"{cls.__name__}: slope bounds must be a pair of numbers (m, L), got {bounds!r}") from error
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise SlopeError(f"{cls.__name__}: slope bounds must be finite with m <= L, got ({low}, {high})")
     return low, high
@@ -493,9 +481,7 @@ def register(cls: type[nn.Module], bounds: Bounds | None = None) -> Bounds | Cal
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise OptionError(f"register needs a subclass of torch.nn.Module, got {cls!r}")
     if cls in ELEMENTWISE or cls in _JOINT or cls in _REFUSED:
-        raise OptionError(
-            f"{cls.__name__} is built in and its rule is fixed; subclass it with your own forward"
-        )
+        raise OptionError(f"{cls.__name__} is built in and its rule is fixed; subclass it with your own forward")
 
     def add(function: Bounds) -> Bounds:
         if not callable(function):
@@ -560,9 +546,7 @@ def sector(module: nn.Module, size: int | None = None) -> Sector:
         assert isinstance(module.weight, Tensor)
         weight = module.weight.flatten()
         if size is not None and weight.numel() not in (1, size):
-            raise ShapeError(
-                f"{type(module).__name__} has {weight.numel()} slopes, its input has {size} channels"
-            )
+            raise ShapeError(f"{type(module).__name__} has {weight.numel()} slopes, its input has {size} channels")
         least = MIN_RELATIVE_RADIUS * weight.abs().clamp(min=1.0)
         return Sector((1.0 + weight) / 2.0, torch.maximum((1.0 - weight).abs() / 2.0, least))
     low, high = slope_bounds(module)
@@ -579,9 +563,7 @@ def _from_clamp(min: float | None = None, max: float | None = None) -> nn.Module
     return Clamp(min, max)
 
 
-def _from_rrelu(
-    lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
-) -> nn.Module:
+def _from_rrelu(lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> nn.Module:
     return nn.RReLU(lower, upper, inplace).train(bool(training))
 
 
@@ -593,9 +575,7 @@ def _from_prelu(weight: Tensor) -> nn.Module:
         )
     module = nn.PReLU(weight.numel(), device="meta")
     # A Parameter is shared, so that its gradient and its updates are those of the caller.
-    module.weight = (
-        weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight.detach(), weight.requires_grad)
-    )
+    module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight.detach(), weight.requires_grad)
     return module
 
 
@@ -662,9 +642,7 @@ def _call_targets() -> dict[Any, str]:
 _TARGETS = _call_targets()
 
 
-def _build(
-    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> tuple[nn.Module, bool] | None:
+def _build(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> tuple[nn.Module, bool] | None:
     """Return the module of a call and whether the call is in place, or None if it is not an activation."""
     form = _TARGETS.get(target)
     if form is None:
@@ -686,9 +664,7 @@ def _build(
     return module, form.endswith("_") or bool(getattr(module, "inplace", False))
 
 
-def from_call(
-    target: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-) -> nn.Module | None:
+def from_call(target: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> nn.Module | None:
     """Return the module that is equivalent to calling an activation as a function or a method.
 
     The module never works in place, also where the call does; :func:`is_inplace` tells. Softmax, log-softmax,

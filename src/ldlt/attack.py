@@ -20,7 +20,8 @@ class SteepPair:
     """The steepest thing that an attack has found.
 
     Attributes:
-        value: The larger of ``pair`` and ``jacobian``: a lower bound on the Lipschitz constant, up to rounding of the outputs.
+        value: The larger of ``pair`` and ``jacobian``: a lower bound on the Lipschitz constant, up to rounding of the
+            outputs.
         pair: ``‖f(x) − f(y)‖ / ‖x − y‖`` of the best pair.
         jacobian: Largest norm of a Jacobian.
         x: First input of the best pair, (1, *input_shape).
@@ -35,7 +36,7 @@ class SteepPair:
 
 
 def jacobian_norms(model: nn.Module, x: Tensor) -> Tensor:
-    """Spectral norm of the Jacobian at each sample of ``x`` (batch, *shape), computed exactly from the dense Jacobian."""
+    """Spectral norm of the Jacobian at each sample of ``x`` (batch, *shape), from the dense Jacobian."""
     return torch.linalg.matrix_norm(_jacobians(model, x), 2)
 
 
@@ -66,7 +67,8 @@ def lipschitz_lower_bound(
     """Search for the steepest pair of inputs by Jacobian norms and gradient ascent on pairs.
 
     Args:
-        model: Any module from (batch, *input_shape) to (batch, ...); it is evaluated in its own precision and in evaluation mode.
+        model: Any module from (batch, *input_shape) to (batch, ...); it is evaluated in its own precision and in
+            evaluation mode.
         input_shape: Shape of one sample.
         starts: Number of starting points.
         steps: Steps of ascent.
@@ -118,7 +120,10 @@ def _ascend(model: nn.Module, points: Tensor, steps: int) -> SteepPair:
                 found = torch.nan_to_num(slopes.detach(), nan=-1.0)
                 k = int(found.argmax())
                 if float(found[k]) > best:
-                    best, pair = float(found[k]), (x[k : k + 1].detach().clone(), y[k : k + 1].detach().clone())
+                    best, pair = (
+                        float(found[k]),
+                        (x[k : k + 1].detach().clone(), y[k : k + 1].detach().clone()),
+                    )
                 torch.log(slopes.clamp_min(1e-30)).sum().neg().backward()
                 optimiser.step()
                 with torch.no_grad():  # keep the pairs apart, or rounding would look like steepness

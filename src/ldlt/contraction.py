@@ -1,7 +1,8 @@
 r"""Contractions: free matrices to matrices ``U`` of norm below one, with the root of what they leave over.
 
-A contraction hands the rule (``ldlt.elimination``) the pair ``(U, K)`` with :math:`K^*K = (I - UU^*)^{-1}`. ``K`` is given as a *root*,
-an object with the two verbs the rule needs, ``dense()`` for ``K`` and ``right_divide(X)`` for :math:`X K^{-*}`, both up to a scalar ``factor``.
+A contraction hands the rule (``ldlt.elimination``) the pair ``(U, K)`` with :math:`K^*K = (I - UU^*)^{-1}`. ``K`` is
+given as a *root*, an object with the two verbs the rule needs, ``dense()`` for ``K`` and ``right_divide(X)`` for
+:math:`X K^{-*}`, both up to a scalar ``factor``.
 
 =============  =====================================================  ==============  ====================
 contraction    ``U``                                                  ``K``           ``K U``
@@ -11,7 +12,8 @@ contraction    ``U``                                                  ``K``     
 ``cayley``     rows ``[U A]`` orthonormal by the Cayley transform     ``A^{-1}``      ``A^{-1} U``
 =============  =====================================================  ==============  ====================
 
-``W`` is (n, k), ``U`` is (n, k), ``K`` is (n, n). To add one, subclass :class:`Contraction` and put it into :data:`CONTRACTIONS`.
+``W`` is (n, k), ``U`` is (n, k), ``K`` is (n, n). To add one, subclass :class:`Contraction` and put it into
+:data:`CONTRACTIONS`.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class AdjointRoot(Root):
 
 
 class HermitianRoot(Root):
-    """``K = M / factor`` for a Hermitian positive definite M with known inverse (the ``symmetric`` contraction has it anyway)."""
+    """``K = M / factor`` for a Hermitian positive definite M with known inverse."""
 
     def __init__(self, matrix: Tensor, inverse: Tensor, factor: Tensor) -> None:
         self.matrix, self.inverse, self.factor = matrix, inverse, factor
@@ -143,8 +145,8 @@ class Contracted:
 def given(matrix: Tensor) -> Contracted:
     """The pair ``(U, K)`` of a contraction that is given instead of parameterised: ``K = L^{-1}``, ``LL^* = I − UU^*``.
 
-    Used for maps that are kept as they are. The caller bounds the multipliers so that ``I − UU^*`` is diagonally dominant after a
-    diagonal scaling, hence safe to factor.
+    Used for maps that are kept as they are. The caller bounds the multipliers so that ``I − UU^*`` is diagonally
+    dominant after a diagonal scaling, hence safe to factor.
     """
     eye = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
     factor, info = torch.linalg.cholesky_ex(eye - matrix @ matrix.mH)
@@ -181,7 +183,8 @@ def _strict_gap(matrix: Tensor) -> Tensor:
     if int(info.max()) != 0 or not bool(torch.isfinite(factor).all()):
         norm = float(torch.linalg.matrix_norm(matrix, 2).max())
         raise InfeasibleError(
-            f"a map is not strictly feasible for these multipliers: its normalised form has norm {norm:.6g}, which must be "
+            f"a map is not strictly feasible for these multipliers: its normalised form has norm {norm:.6g}, "
+            "which must be "
             "below 1; raise the bound or change the multipliers"
         )
     return factor
@@ -223,8 +226,8 @@ class Cholesky(_Alpha):
 class _Sqrt(torch.autograd.Function):
     """``A -> (A^{1/2}, A^{-1/2})`` for Hermitian A ≻ 0, with the gradient by the Sylvester equation.
 
-    ``d(A^{1/2}) = S`` solves ``M S + S M = dA``; in the eigenbasis this divides by ``√λ_i + √λ_j``, which is safe for equal eigenvalues
-    (where differentiating ``eigh`` itself is not).
+    ``d(A^{1/2}) = S`` solves ``M S + S M = dA``; in the eigenbasis this divides by ``√λ_i + √λ_j``, which is safe for
+    equal eigenvalues (where differentiating ``eigh`` itself is not).
     """
 
     generate_vmap_rule = True
@@ -277,8 +280,8 @@ class Symmetric(_Alpha):
 class Cayley(Contraction):
     r"""Rows ``[U A]`` with ``UU^* + AA^* = I`` by the Cayley transform.
 
-    With ``Z = X^* − X + WW^*`` (X is the square ``skew`` parameter): ``[U A] = (I + Z)^{-1} [−2W, I − Z]``. On a chain this is the
-    Sandwich layer (Wang & Manchester, 2023).
+    With ``Z = X^* − X + WW^*`` (X is the square ``skew`` parameter): ``[U A] = (I + Z)^{-1} [−2W, I − Z]``. On a
+    chain this is the Sandwich layer (Wang & Manchester, 2023).
     """
 
     name = "cayley"
@@ -298,8 +301,8 @@ class Cayley(Contraction):
         return Contracted(matrix, InverseRoot(rest))
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        # A = (I + Z)^{-1}(I − Z) gives Z = (I − A)(I + A)^{-1}, and U = −2(I + Z)^{-1} W. A is free up to a rotation: take the
-        # triangular one, whose positive diagonal keeps I + A invertible.
+        # A = (I + Z)^{-1}(I − Z) gives Z = (I − A)(I + A)^{-1}, and U = −2(I + Z)^{-1} W. A is free up to a rotation:
+        # take the triangular one, whose positive diagonal keeps I + A invertible.
         lower = _strict_gap(matrix)
         eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
         z = torch.linalg.solve(eye + lower, eye - lower)

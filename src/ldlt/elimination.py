@@ -1,21 +1,24 @@
 r"""The rule: block ``LDL'`` of the Lipschitz matrix inequality, one node at a time, on generators.
 
-With slopes in ``[c − r, c + r]`` (per neuron), multipliers :math:`\Lambda \succ 0` and ``ρ = c/r``, a network is ℓ-Lipschitz if
+With slopes in ``[c − r, c + r]`` (per neuron), multipliers :math:`\Lambda \succ 0` and ``ρ = c/r``, a network is
+ℓ-Lipschitz if
 
-.. math:: \ell^2\|x\|^2 + \sum_i 2\bigl(\|w_i - c_i v_i\|^2_{\Lambda_i} - r_i^2\|v_i\|^2_{\Lambda_i}\bigr) - \|y\|^2 \succeq 0 .
+.. math:: \ell^2\|x\|^2 + \sum_i 2\bigl(\|w_i - c_i v_i\|^2_{\Lambda_i} - r_i^2\|v_i\|^2_{\Lambda_i}\bigr) - \|y\|^2
+\succeq 0 .
 
-Read the form without ``y`` as the precision matrix of a Gaussian. Eliminating the nodes in topological order asks only for the joint
-covariance of the tensors that are still live, and each tensor carries it as a generator (``ldlt.generator``). There are three moves, and
-every network of this library is made of them:
+Read the form without ``y`` as the precision matrix of a Gaussian. Eliminating the nodes in topological order asks
+only for the joint covariance of the tensors that are still live, and each tensor carries it as a generator
+(``ldlt.generator``). There are three moves, and every network of this library is made of them:
 
-* **free map into an activation** (:meth:`Elimination.hidden`): :math:`C = \tfrac{1}{\sqrt2} r^{-1}\Lambda^{-1/2} U F^{-1}` with ``F`` the
-  factor of the stacked parents and ``‖U‖ < 1``;
-* **given map into an activation** (:meth:`Elimination.given`): the map stays, the multiplier is bounded so that ``‖U‖ < 1`` for
-  :math:`U = \sqrt2\, r \Lambda^{1/2} F_v`;
+* **free map into an activation** (:meth:`Elimination.hidden`): :math:`C = \tfrac{1}{\sqrt2} r^{-1}\Lambda^{-1/2} U
+  F^{-1}` with ``F`` the factor of the stacked parents and ``‖U‖ < 1``;
+* **given map into an activation** (:meth:`Elimination.given`): the map stays, the multiplier is bounded so that ``‖U‖
+  < 1`` for :math:`U = \sqrt2\, r \Lambda^{1/2} F_v`;
 * **output** (:meth:`Elimination.output`): :math:`B = U F^{-1}` with ``‖U‖ ≤ 1``.
 
-After each of the first two, every live tensor is inflated by fresh noise, :math:`F_t \leftarrow [F_t\;\; (KUQF_t^*)^*]`, and the new
-tensor :math:`w = cCw_K + e`, :math:`\operatorname{cov}(e) = (2\Lambda)^{-1}` joins. Nothing is ever subtracted or inverted.
+After each of the first two, every live tensor is inflated by fresh noise, :math:`F_t \leftarrow [F_t\;\;
+(KUQF_t^*)^*]`, and the new tensor :math:`w = cCw_K + e`, :math:`\operatorname{cov}(e) = (2\Lambda)^{-1}` joins.
+Nothing is ever subtracted or inverted.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ class Elimination:
         choices: Structural decisions by move name; missing ones are made (and recorded) from the values at hand.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...], bound: Tensor, choices: dict[str, FrameChoice | None]) -> None:
+    def __init__(
+        self, name: str, shape: tuple[int, ...], bound: Tensor, choices: dict[str, FrameChoice | None]
+    ) -> None:
         self.sizes: dict[int, int] = {}
         self.live: dict[str, Generator] = {}
         self.choices = choices
@@ -83,7 +88,7 @@ class Elimination:
         """Forget the generators of all other values."""
         self.live = {n: self.live[n] for n in names if n in self.live}
 
-    # -- factoring ----------------------------------------------------------------------------------------------------------------
+    # -- factoring ---------------------------------------------------------------------------------------------------
 
     def factor(self, move: str, members: Sequence[str], survivors: Sequence[str]) -> Frame:
         """The square factor of stacked members for the move of that name.
@@ -99,10 +104,16 @@ class Elimination:
             self.choices[move] = choose_frame(stack, others)
         return factor_stack(stack, self.choices[move], others)
 
-    # -- moves --------------------------------------------------------------------------------------------------------------------
+    # -- moves -------------------------------------------------------------------------------------------------------
 
     def hidden(
-        self, name: str, frame: Frame, contracted: Contracted, slopes: Slopes, multiplier: Tensor, survivors: Sequence[str]
+        self,
+        name: str,
+        frame: Frame,
+        contracted: Contracted,
+        slopes: Slopes,
+        multiplier: Tensor,
+        survivors: Sequence[str],
     ) -> list[Tensor]:
         r"""Eliminate an activation whose input is a free map.
 
@@ -133,9 +144,9 @@ class Elimination:
     ) -> Tensor:
         r"""Eliminate an activation whose input ``v`` is a given linear function of live tensors.
 
-        With :math:`T = 2 r F_v F_v^* r` every :math:`\Lambda_{ii} = θ / \sum_j |T_{ij}| q_j / q_i`, ``θ < 1``, ``q > 0`` is valid: by Gershgorin's
-        theorem ``ΛT`` then has all eigenvalues in ``[0, θ]``. Making a ``Λ`` smaller keeps it valid, so a joint nonlinearity takes the
-        smallest of its group.
+        With :math:`T = 2 r F_v F_v^* r` every :math:`\Lambda_{ii} = θ / \sum_j |T_{ij}| q_j / q_i`, ``θ < 1``, ``q >
+        0`` is valid: by Gershgorin's theorem ``ΛT`` then has all eigenvalues in ``[0, θ]``. Making a ``Λ`` smaller
+        keeps it valid, so a joint nonlinearity takes the smallest of its group.
 
         Args:
             name: Name of the new value.
@@ -165,10 +176,16 @@ class Elimination:
         """Explicit output maps ``B = U F^{-1}`` for ``U`` (k, frame.width), one (k, d_member) per member."""
         return frame.right_divide(matrix)
 
-    # -- the shared part ----------------------------------------------------------------------------------------------------------
+    # -- the shared part ---------------------------------------------------------------------------------------------
 
     def _append(
-        self, name: str, frame: Frame, contracted: Contracted, slopes: Slopes, multiplier: Tensor, survivors: Sequence[str]
+        self,
+        name: str,
+        frame: Frame,
+        contracted: Contracted,
+        slopes: Slopes,
+        multiplier: Tensor,
+        survivors: Sequence[str],
     ) -> None:
         """Inflate what stays live and add the new value."""
         n = multiplier.shape[-1]
@@ -191,12 +208,18 @@ class Elimination:
             self._compress(frame)
 
     def _new_value(
-        self, frame: Frame, contracted: Contracted, slopes: Slopes, multiplier: Tensor, noise: int, alone: bool
+        self,
+        frame: Frame,
+        contracted: Contracted,
+        slopes: Slopes,
+        multiplier: Tensor,
+        noise: int,
+        alone: bool,
     ) -> Generator:
         r"""Generator of ``w = c C w_K + e``.
 
-        Its covariance is :math:`\tfrac12 \Lambda^{-1/2}(ρK^*Kρ + 1 − ρ^2)\Lambda^{-1/2}`, and its share of the inflation noise is
-        :math:`\tfrac{1}{\sqrt2}\Lambda^{-1/2} ρ K^*`.
+        Its covariance is :math:`\tfrac12 \Lambda^{-1/2}(ρK^*Kρ + 1 − ρ^2)\Lambda^{-1/2}`, and its share of the
+        inflation noise is :math:`\tfrac{1}{\sqrt2}\Lambda^{-1/2} ρ K^*`.
         """
         n = multiplier.shape[-1]
         unit = 1 / (math.sqrt(2) * multiplier.sqrt())

@@ -1,7 +1,7 @@
 """Every exception that ``ldlt`` raises on purpose.
 
-All derive from :class:`LdltError`, so ``except ldlt.LdltError`` catches them and nothing else. Each also derives from the
-built-in exception a Python user would expect (``ValueError``, ``TypeError``, ...).
+All derive from :class:`LdltError`, so ``except ldlt.LdltError`` catches them and nothing else. Each also derives from
+the built-in exception a Python user would expect (``ValueError``, ``TypeError``, ...).
 """
 
 from __future__ import annotations

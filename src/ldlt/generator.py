@@ -1,10 +1,10 @@
 r"""Generators of live tensors, and the square factor of a stack of them.
 
-The rule (``ldlt.elimination``) reads the quadratic form as a Gaussian. A live tensor ``t`` with features of shape ``S`` is
-:math:`t = F_t \xi` for white noise :math:`\xi`, so :math:`\operatorname{cov}(s, t) = F_s F_t^*`; covariances themselves are never formed. The noise comes
-in blocks, one per elimination step, and most tensors see few of them: a :class:`Generator` maps a block to
-:math:`F_{t,b}^*`, a tensor of shape ``(q_b, *S)``, that is *a batch of q_b inputs*. A linear operation of the user's network acts on a generator by
-being run on that batch.
+The rule (``ldlt.elimination``) reads the quadratic form as a Gaussian. A live tensor ``t`` with features of shape
+``S`` is :math:`t = F_t \xi` for white noise :math:`\xi`, so :math:`\operatorname{cov}(s, t) = F_s F_t^*`; covariances
+themselves are never formed. The noise comes in blocks, one per elimination step, and most tensors see few of them: a
+:class:`Generator` maps a block to :math:`F_{t,b}^*`, a tensor of shape ``(q_b, *S)``, that is *a batch of q_b
+inputs*. A linear operation of the user's network acts on a generator by being run on that batch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,22 @@ from torch import Tensor
 from ldlt.contraction import Root
 from ldlt.triangular import scale_both
 
-__all__ = ["Frame", "FrameChoice", "Generator", "Square", "choose_frame", "combine", "factor", "linear", "noise_frame"]
+__all__ = [
+    "Frame",
+    "FrameChoice",
+    "Generator",
+    "Square",
+    "choose_frame",
+    "combine",
+    "factor",
+    "linear",
+    "noise_frame",
+]
 
 
 @dataclass
 class Square:
-    """A block that is square and invertible: ``F = diag(scale) K^*`` for a root K (n, n) and a positive vector ``scale`` (n,)."""
+    """A square invertible block: ``F = diag(scale) K^*`` for a root K (n, n) and a vector ``scale`` (n,)."""
 
     root: Root
     scale: Tensor
@@ -69,9 +79,7 @@ class Generator:
 
     def reshaped(self, shape: tuple[int, ...]) -> Generator:
         """The same features in another shape; square blocks stay square."""
-        blocks = {
-            b: v if isinstance(v, Square) else v.reshape(self.sizes[b], *shape) for b, v in self.blocks.items()
-        }
+        blocks = {b: v if isinstance(v, Square) else v.reshape(self.sizes[b], *shape) for b, v in self.blocks.items()}
         return Generator(shape, blocks, self.sizes)
 
     def copy(self) -> Generator:
@@ -113,8 +121,8 @@ class FrameChoice:
     Attributes:
         rank: Rank of the part of the stack that needs a QR factorisation.
         columns: Independent columns of that part (all of them if it has full rank).
-        extra: Independent columns of the other live tensors, as (tensor, column); they join the QR so that the noise can be
-            compressed.
+        extra: Independent columns of the other live tensors, as (tensor, column); they join the QR so that the noise
+            can be compressed.
         compress: Whether the live tensors are rewritten in the new, smaller noise basis.
     """
 
@@ -147,7 +155,7 @@ class _Rest:
 
 @dataclass
 class Frame:
-    r"""A factor ``F`` of stacked members, ``F_K = F Q`` with ``QQ^* = I``: block lower triangular in the order of ``pieces``."""
+    """A factor ``F`` of stacked members, ``F_K = F Q``, ``QQ^* = I``: block lower triangular, in pieces."""
 
     members: Sequence[Generator]
     pieces: list[_Peel | _Rest] = field(default_factory=list)
@@ -184,7 +192,9 @@ class Frame:
                 out[p.member] = piece
             else:
                 piece = piece if p.range is None else piece @ p.range.mH
-                for m, part in zip(p.members, piece.split([self.members[m].features for m in p.members], -1), strict=True):
+                for m, part in zip(
+                    p.members, piece.split([self.members[m].features for m in p.members], -1), strict=True
+                ):
                     out[m] = part
         return out
 
@@ -297,9 +307,7 @@ def _partition(members: Sequence[Generator]) -> tuple[list[tuple[int, int]], lis
                 continue
             (b,) = remaining[i]
             # Peeling must leave every other member something of its own, or it would have no direction left.
-            if not isinstance(members[i].blocks[b], Square) or any(
-                remaining[j] == {b} for j in remaining if j != i
-            ):
+            if not isinstance(members[i].blocks[b], Square) or any(remaining[j] == {b} for j in remaining if j != i):
                 continue
             peeled.append((i, b))
             del remaining[i]
@@ -369,12 +377,14 @@ def factor(members: Sequence[Generator], choice: FrameChoice | None, others: Seq
 
 
 def _independent(matrix: Tensor, given: Tensor, limit: int) -> list[int]:
-    """Greedy choice of columns of ``matrix`` that are independent of ``given`` and of each other (pivoted Gram–Schmidt)."""
+    """Columns of ``matrix`` that are independent of ``given`` and of each other, by pivoted Gram–Schmidt."""
     if not matrix.numel():
         return []
     work = matrix.clone()
     norms = torch.linalg.vector_norm(matrix, dim=0)
-    scale = norms.clamp_min(max(1e-8 * float(norms.max()), torch.finfo(matrix.dtype).tiny))  # what cancels is not independent
+    scale = norms.clamp_min(
+        max(1e-8 * float(norms.max()), torch.finfo(matrix.dtype).tiny)
+    )  # what cancels is not independent
     if given.shape[1]:
         base, _ = torch.linalg.qr(given)
         for _ in range(2):

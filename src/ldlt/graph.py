@@ -1,7 +1,7 @@
-"""The small graph that every module is turned into: an input, free affine maps, fixed linear wiring, activations, one output.
+"""The small graph that every module is turned into: free affine maps, fixed linear wiring, activations.
 
-A :class:`Graph` is plain data (it can be pickled and deep-copied); the tensors stay in the user's module. Values are named after the
-nodes of the traced program. Shapes never include the batch dimension.
+A :class:`Graph` is plain data (it can be pickled and deep-copied); the tensors stay in the user's module. Values are
+named after the nodes of the traced program. Shapes never include the batch dimension.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ class Wire(Node):
         args: Positional arguments with :class:`Ref`, :class:`Attr` and ``BATCH`` in the place of values.
         kwargs: Keyword arguments, likewise.
         select: Which element of a tuple result (``chunk``, ``split``) this is.
-        role: ``"sum"`` (``scales`` gives the weight of each parent), ``"order"`` (same features in the same order, another shape),
-            ``"rearrange"`` (features are moved, dropped or repeated, not mixed), ``"linear"`` (anything else that is linear).
+        role: ``"sum"`` (``scales`` gives the weight of each parent), ``"order"`` (same features in the same order,
+            another shape), ``"rearrange"`` (features are moved, dropped or repeated, not mixed), ``"linear"`` (anything
+            else that is linear).
         scales: Weights of the parents for ``"sum"``.
     """
 

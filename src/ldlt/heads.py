@@ -75,7 +75,7 @@ class Orthogonal(Head):
 
 
 class Rows(Head):
-    """Every row has norm one: each output is ℓ-Lipschitz, pairs of outputs have their own constant, the whole map has ``ℓ‖U‖``."""
+    """Every row has norm one: each output is ℓ-Lipschitz, each pair has its own constant, the map has ``ℓ‖U‖``."""
 
     name, joint = "rows", False
 

@@ -1,20 +1,23 @@
 r"""Start values of the free parameters.
 
-**Matrices.** ``W = s √α · (semi-)orthogonal``. On a chain whose contractions all have norm ``u = s/√(1 + s²)`` the explicit hidden maps are orthogonal times
+**Matrices.** ``W = s √α · (semi-)orthogonal``. On a chain whose contractions all have norm ``u = s/√(1 + s²)`` the
+explicit hidden maps are orthogonal times
 
 .. math:: \frac1r \sqrt{\frac{u^2 (1 - u^2)}{1 - (1 - ρ^2) u^2}} \;\le\; \frac{1}{r (1 + |ρ|)} = \frac1L ,
 
-with equality for ``s² = 1/|ρ|``: 1 for slopes [0, 1], and without limit for a joint nonlinearity (ρ = 0), where ``s² = 2n`` loses a fifth of the
-signal over the whole depth ``n``. That is the default; ``gain`` multiplies it.
+with equality for ``s² = 1/|ρ|``: 1 for slopes [0, 1], and without limit for a joint nonlinearity (ρ = 0), where ``s²
+= 2n`` loses a fifth of the signal over the whole depth ``n``. That is the default; ``gain`` multiplies it.
 
-An activation whose input stays live beside it (a residual block) inflates what it has read by ``1 + s²``. With ``k`` such activations ``s²`` is divided by ``k``,
-so that the whole stack inflates by a constant; so are the maps that no activation normalises (the last map of a residual branch).
+An activation whose input stays live beside it (a residual block) inflates what it has read by ``1 + s²``. With ``k``
+such activations ``s²`` is divided by ``k``, so that the whole stack inflates by a constant; so are the maps that no
+activation normalises (the last map of a residual branch).
 
-**Biases.** A ReLU that is half off loses half of its signal, and no weight within the bound can make up for that: with zero biases the signal of
-a feed-forward net decays like :math:`2^{-n/2}`. The default therefore places the pre-activations. On standard normal inputs it puts the mean of each neuron at the
-point nearest to zero where the mean squared slope of the activation is ``1 − 1/(2n)`` of the best there is: half of the signal then reaches the end at
-any depth. For tanh this point is zero, for ReLU a positive number that grows slowly with the depth. Inputs should be standardised for this to be the
-right place.
+**Biases.** A ReLU that is half off loses half of its signal, and no weight within the bound can make up for that:
+with zero biases the signal of a feed-forward net decays like :math:`2^{-n/2}`. The default therefore places the
+pre-activations. On standard normal inputs it puts the mean of each neuron at the point nearest to zero where the mean
+squared slope of the activation is ``1 − 1/(2n)`` of the best there is: half of the signal then reaches the end at any
+depth. For tanh this point is zero, for ReLU a positive number that grows slowly with the depth. Inputs should be
+standardised for this to be the right place.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ def initialise(net: Lipschitz, how: str, gain: float, alpha: float) -> None:
 
     Args:
         net: The network.
-        how: ``"default"``: orthogonal matrices and placed biases. ``"orthogonal"``: matrices only, biases stay. ``"keep"``: nothing is changed.
+        how: ``"default"``: orthogonal matrices and placed biases. ``"orthogonal"``: matrices only, biases stay.
+            ``"keep"``: nothing is changed.
         gain: Norm of the free matrices in units of ``√α``.
         alpha: Start value of α.
     """
@@ -109,7 +113,7 @@ def depth_of(graph: Graph) -> int:
 
 
 def _place_for(module: nn.Module, spread: float, depth: int) -> float:
-    """Mean nearest to zero at which ``E σ'(mean + spread·z)²`` is ``1 − 1/(2 depth)`` of its maximum, z standard normal."""
+    """Mean nearest to 0 where ``E σ'(mean + spread·z)²``, z standard normal, is ``1 − 1/(2 depth)`` of its maximum."""
     if activations.sector(module).group is not None or not spread > 0:
         return 0.0
     nodes, weights = np.polynomial.hermite_e.hermegauss(41)

@@ -1,7 +1,7 @@
 r"""The Lipschitz matrix inequality from its definition, and its block ``LDL'`` factors.
 
-This module knows nothing of the rule that builds networks: it is the yardstick. With ``z = (x, w_1, …, w_n)``, every pre-activation is a linear
-function ``v_i = V_i z``, the output is ``y = Y z``, and
+This module knows nothing of the rule that builds networks: it is the yardstick. With ``z = (x, w_1, …, w_n)``, every
+pre-activation is a linear function ``v_i = V_i z``, the output is ``y = Y z``, and
 
 .. math::
 
@@ -38,8 +38,8 @@ class MatrixInequality:
         matrix: ``Q`` (N, N), float64.
         names: Names of its blocks: the input, then the activations in topological order.
         sizes: Sizes of its blocks.
-        scale: Norm of the form without its output term, which rounding errors are measured against (``Q`` itself is zero for a network that is
-            tight in every direction).
+        scale: Norm of the form without its output term, which rounding errors are measured against (``Q`` itself is
+            zero for a network that is tight in every direction).
     """
 
     matrix: Tensor
@@ -70,8 +70,8 @@ def block_ldlt(matrix: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         sizes: Block sizes, summing to N.
 
     Returns:
-        ``L`` (unit lower triangular by blocks) and ``D`` (block diagonal), both dense (N, N), with ``L D L' = matrix``. A singular last
-        block is allowed.
+        ``L`` (unit lower triangular by blocks) and ``D`` (block diagonal), both dense (N, N), with ``L D L' =
+        matrix``. A singular last block is allowed.
     """
     n = matrix.shape[0]
     if matrix.ndim != 2 or matrix.shape[1] != n or sum(sizes) != n:
@@ -158,7 +158,8 @@ def _constraint(node: Activation, module: nn.Module, v: Tensor, w: Tensor, multi
 def assemble(net: Lipschitz) -> MatrixInequality:
     """``Q`` of a network built here, at its current parameters, with its own multipliers and declared bound.
 
-    For the head ``"rows"`` the inequality is that of the reported :attr:`~ldlt.Lipschitz.bound`, with multipliers scaled alike.
+    For the head ``"rows"`` the inequality is that of the reported :attr:`~ldlt.Lipschitz.bound`, with multipliers
+    scaled alike.
     """
     with torch.no_grad():
         found = net._sweep(torch.float64)

@@ -44,28 +44,30 @@ class Scaled(nn.Module):
 class Lipschitz(nn.Module):
     r"""An ordinary module, made ℓ-Lipschitz in the Euclidean norm for every value of its parameters.
 
-    The module is traced once. Its ``weight`` parameters become *free*; :meth:`explicit` maps them to the *explicit* weights, for which the
-    linear matrix inequality of LipSDP holds with the multipliers of :meth:`multipliers`; ``forward`` runs the user's own module with
-    those. For fixed multipliers this reaches every network of that architecture for which the inequality holds strictly, and
-    no other.
+    The module is traced once. Its ``weight`` parameters become *free*; :meth:`explicit` maps them to the *explicit*
+    weights, for which the linear matrix inequality of LipSDP holds with the multipliers of :meth:`multipliers`;
+    ``forward`` runs the user's own module with those. For fixed multipliers this reaches every network of that
+    architecture for which the inequality holds strictly, and no other.
 
     Args:
-        module: Any module that ``torch.fx`` can trace, made of ``Linear`` layers, elementwise activations, ``MaxMin``/``GroupSort``, sums, scalar
-            multiples, concatenations, slices, reshapes and constant matrices. It becomes a part of the network (it is not copied), and its
-            free weights are initialised anew.
+        module: Any module that ``torch.fx`` can trace, made of ``Linear`` layers, elementwise activations,
+            ``MaxMin``/``GroupSort``, sums, scalar multiples, concatenations, slices, reshapes and constant matrices.
+            It becomes a part of the network (it is not copied), and its free weights are initialised anew.
         bound: ℓ > 0. With ``train_bound=True`` the start value of a trained bound.
         input_shape: Shape of one sample, without the batch dimension; an int is a vector of that size.
         contraction: ``"cholesky"``, ``"symmetric"`` or ``"cayley"``.
-        head: ``"joint"``: the whole map has the bound. ``"orthogonal"``: likewise, and the inequality is tight. ``"rows"``: every output has the
-            bound, pairs of outputs have :meth:`pair_bounds`, the whole map has the larger :attr:`bound` that is reported.
-        output: ``"free"``: the output must be a sum of free maps (end the module with ``nn.Linear``). ``"scale"``: any output; the network
-            multiplies it by one number so that the bound holds.
-        train_multipliers: Whether the multipliers are trained (needed for full generality unless all activations are positively homogeneous).
+        head: ``"joint"``: the whole map has the bound. ``"orthogonal"``: likewise, and the inequality is tight.
+            ``"rows"``: every output has the bound, pairs of outputs have :meth:`pair_bounds`, the whole map has the
+            larger :attr:`bound` that is reported.
+        output: ``"free"``: the output must be a sum of free maps (end the module with ``nn.Linear``). ``"scale"``:
+            any output; the network multiplies it by one number so that the bound holds.
+        train_multipliers: Whether the multipliers are trained (needed for full generality unless all activations are
+            positively homogeneous).
         train_bound: Whether ℓ is trained.
         bound_floor: Smallest value of a trained bound.
         bound_ceiling: Largest value of a trained bound.
-        alpha: Start value of α, the scale of the free matrices: they start at norm ``gain·√α``, so a small α means that a step of
-            an optimiser such as Adam moves further.
+        alpha: Start value of α, the scale of the free matrices: they start at norm ``gain·√α``, so a small α means
+            that a step of an optimiser such as Adam moves further.
         init: ``"default"``, ``"orthogonal"`` or ``"keep"`` (see :mod:`ldlt.initialise`).
         gain: Norm of the free matrices at the start, in units of ``√α``.
 
@@ -115,14 +117,15 @@ class Lipschitz(nn.Module):
         plan = make_plan(graph, _joint(graph, module))
         if not plan.output.free and output == "free":
             raise GraphError(
-                f"the output '{graph.output}' is not a free linear map, so its scale cannot be set by weights: end the module with "
+                f"the output '{graph.output}' is not a free linear map, so its scale cannot be set by weights: end "
+                "the module with "
                 "nn.Linear, or pass output='scale' to multiply the output by a certified factor"
             )
         self.module = module
         self.input_shape = shape
         self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen))
         like = next(p for p in module.parameters() if p.is_floating_point())
-        self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling)
+        self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
         for role in _ROLES:
             self.add_module(role, nn.ParameterDict())
         for group in [*plan.groups.values(), plan.output]:
@@ -131,7 +134,7 @@ class Lipschitz(nn.Module):
         self._decide()
         initialise.initialise(self, init, gain, alpha)
 
-    # -- construction -------------------------------------------------------------------------------------------------------------
+    # -- construction ------------------------------------------------------------------------------------------------
 
     def _add_parameters(self, group: Group, alpha: float, train_multipliers: bool) -> None:
         roles: dict[str, Tensor] = {}
@@ -153,7 +156,8 @@ class Lipschitz(nn.Module):
         """Make the structural decisions (ranks, compression) once, at a random point in float64."""
         generator = torch.Generator().manual_seed(0)
         weights = {
-            n: torch.randn(p.shape, generator=generator, dtype=torch.float64) / math.sqrt(max(1, p.shape[-1] if p.ndim else 1))
+            n: torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            / math.sqrt(max(1, p.shape[-1] if p.ndim else 1))
             for n, p in self.module.named_parameters()
         }
         extra: dict[str, dict[str, Tensor]] = {}
@@ -181,7 +185,7 @@ class Lipschitz(nn.Module):
         """Which maps are normalised, and in which order."""
         return self._blueprint.plan
 
-    # -- free parameters -> explicit weights ----------------------------------------------------------------------------------------
+    # -- free parameters -> explicit weights -------------------------------------------------------------------------
 
     def _free(self, dtype: torch.dtype | None = None) -> Free:
         def cast(p: Tensor) -> Tensor:
@@ -226,7 +230,7 @@ class Lipschitz(nn.Module):
         """``1/‖F_y‖``: the factor that makes a given output satisfy the bound."""
         return 1 / torch.linalg.matrix_norm(found.output, 2)
 
-    # -- what is certified ----------------------------------------------------------------------------------------------------------
+    # -- what is certified -------------------------------------------------------------------------------------------
 
     def _output_map(self) -> tuple[Tensor, float]:
         """``F_y`` (k, q) of the certified map and ℓ, in float64."""
@@ -256,17 +260,17 @@ class Lipschitz(nn.Module):
         return ell * torch.linalg.vector_norm(matrix, dim=-1)
 
     def pair_bounds(self) -> Tensor:
-        r"""Constant of ``y_c − y_j`` for every pair of outputs, (k, k) in float64: :math:`ℓ\|U'(e_c − e_j)\| ≤ \sqrt2\,ℓ`."""
+        r"""Constant :math:`ℓ\|U'(e_c − e_j)\|` of ``y_c − y_j`` for every pair of outputs, (k, k) in float64."""
         matrix, ell = self._output_map()
         return ell * torch.linalg.vector_norm(matrix[:, None] - matrix[None], dim=-1)
 
-    # -- other forms ----------------------------------------------------------------------------------------------------------------
+    # -- other forms -------------------------------------------------------------------------------------------------
 
     def freeze(self) -> nn.Module:
         """An ordinary copy of the user's module with plain weights and the same outputs.
 
-        The weights are computed in float64 and rounded once. Training mode is kept. With ``output="scale"`` the copy is wrapped into
-        :class:`Scaled`.
+        The weights are computed in float64 and rounded once. Training mode is kept. With ``output="scale"`` the copy
+        is wrapped into :class:`Scaled`.
         """
         with torch.no_grad():
             found = self._sweep(torch.float64)
@@ -287,12 +291,14 @@ class Lipschitz(nn.Module):
             multipliers: ``Λ`` by activation node, as :meth:`multipliers` returns them.
 
         Raises:
-            InfeasibleError: The matrix inequality does not hold strictly for these weights, multipliers and bound; or an activation has
-                a given map, whose multiplier is not free.
+            InfeasibleError: The matrix inequality does not hold strictly for these weights, multipliers and bound; or
+                an activation has a given map, whose multiplier is not free.
         """
         bounded = [g.node for g in self.plan.groups.values() if not g.free]
         if bounded or not self.plan.output.free:
-            raise InfeasibleError(f"node '{(bounded or [self.graph.output])[0]}' has a given map, which cannot be inverted")
+            raise InfeasibleError(
+                f"node '{(bounded or [self.graph.output])[0]}' has a given map, which cannot be inverted"
+            )
         missing = [n for n, _ in self.module.named_parameters() if n not in weights]
         missing += [a.name for a in self.graph.activations if a.name not in multipliers]
         if missing:
@@ -331,7 +337,8 @@ class Lipschitz(nn.Module):
     def extra_repr(self) -> str:
         """Summary for ``repr``."""
         name = self._blueprint.contraction.name
-        return f"bound={self.declared_bound:g}, input_shape={self.input_shape}, contraction={name}, head={self._blueprint.head.name}"
+        head = self._blueprint.head.name
+        return f"bound={self.declared_bound:g}, input_shape={self.input_shape}, contraction={name}, head={head}"
 
 
 class _Bound(nn.Module):
@@ -339,7 +346,9 @@ class _Bound(nn.Module):
 
     fixed: Tensor
 
-    def __init__(self, start: float, trained: bool, floor: float | None, ceiling: float | None) -> None:
+    def __init__(
+        self, start: float, trained: bool, floor: float | None, ceiling: float | None, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         low = 0.0 if floor is None else _positive("bound_floor", floor)
         high = math.inf if ceiling is None else _positive("bound_ceiling", ceiling)
@@ -349,9 +358,9 @@ class _Bound(nn.Module):
             raise BoundError(f"bound={start:g} must lie between bound_floor={low:g} and bound_ceiling={high:g}")
         self.low, self.high, self.trained, self.start = low, high, trained, start
         if trained:
-            self.free = nn.Parameter(torch.tensor(self._inverse(start)))
+            self.free = nn.Parameter(torch.tensor(self._inverse(start), dtype=dtype))
         else:
-            self.register_buffer("fixed", torch.tensor(start, dtype=torch.float64).float(), persistent=True)
+            self.register_buffer("fixed", _round_down(start, dtype))
 
     def _inverse(self, value: float) -> float:
         # Logarithmic distance from the limits, kept off them so that the gradient does not vanish.
@@ -373,7 +382,16 @@ class _Bound(nn.Module):
 
     def value(self) -> float:
         """ℓ as a number."""
-        return float(self()) if self.trained else self.start
+        used = float(self())
+        # The number in use may be the declared one rounded down; another one comes from a loaded state.
+        rounded = not self.trained and 0 <= self.start - used <= 2**-20 * self.start
+        return self.start if rounded else used
+
+
+def _round_down(value: float, dtype: torch.dtype) -> Tensor:
+    """The largest number of that dtype that is not above ``value``."""
+    rounded = torch.tensor(value, dtype=dtype)
+    return rounded if float(rounded) <= value else torch.nextafter(rounded, torch.zeros_like(rounded))
 
 
 def join_groups(plan: Plan, node: str, values: Mapping[str, Tensor]) -> Tensor:

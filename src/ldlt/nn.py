@@ -1,8 +1,9 @@
-"""Ready networks. Each is :class:`ldlt.Lipschitz` around a plain module, so everything said of that class holds for them."""
+"""Ready networks: each is :class:`ldlt.Lipschitz` around a plain module."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def feed_forward_module(
     """Plain multi-layer perceptron, the module inside :class:`FeedForward`."""
     sizes = _sizes(in_features, hidden, out_features)
     layers: list[nn.Module] = []
-    for i, o in zip(sizes[:-2], sizes[1:-1], strict=True):
+    for i, o in pairwise(sizes[:-1]):
         layers += [nn.Linear(i, o), activation()]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
@@ -43,7 +44,7 @@ class _Residual(nn.Module):
         if len(sizes) < 3:
             raise ShapeError("a residual network needs at least one hidden layer")
         layers: list[nn.Module] = []
-        for i, o in zip(sizes[:-2], sizes[1:-1], strict=True):
+        for i, o in pairwise(sizes[:-1]):
             layers += [nn.Linear(i, o), activation()]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(sizes[-2], sizes[-1])

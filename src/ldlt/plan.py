@@ -1,19 +1,21 @@
 """Which maps of a graph are normalised, where, and in which order: decided once, from the structure alone.
 
-For every activation the planner follows its input back through sums and rearrangements to the affine maps it is made of. Rows of the
-input that are a plain sum of free maps, each used here first, are *normalised* (theory: "hidden map"). All other rows, such as an
-identity skip that goes straight into the activation, keep their map and get a *bounded* multiplier. Affine maps that no activation
-and no output normalises stay as they are: they only transport generators.
+For every activation the planner follows its input back through sums and rearrangements to the affine maps it is made
+of. Rows of the input that are a plain sum of free maps, each used here first, are *normalised* (theory: "hidden
+map"). All other rows, such as an identity skip that goes straight into the activation, keep their map and get a
+*bounded* multiplier. Affine maps that no activation and no output normalises stay as they are: they only transport
+generators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ldlt.errors import GraphError
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
 
 __all__ = ["FreeTerm", "Group", "Plan", "Step", "make_plan"]
@@ -96,10 +98,10 @@ class Plan:
 
 @dataclass
 class _Origin:
-    """Where the rows of a value come from: affine node -> (row index or −1, scale), and which rows have a fixed part."""
+    """Where the rows of a value come from: affine node -> (row or −1, scale), and which rows have a fixed part."""
 
-    terms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    fixed: Tensor | None = None
+    terms: dict[str, tuple[Tensor, Tensor]]
+    fixed: Tensor
 
 
 def _origins(graph: Graph) -> dict[str, _Origin]:
@@ -107,7 +109,10 @@ def _origins(graph: Graph) -> dict[str, _Origin]:
     for node in graph.nodes:
         n = node.features
         if isinstance(node, Affine):
-            out[node.name] = _Origin({node.name: (torch.arange(n), torch.ones(n, dtype=torch.double))}, torch.zeros(n, dtype=torch.bool))
+            out[node.name] = _Origin(
+                {node.name: (torch.arange(n), torch.ones(n, dtype=torch.double))},
+                torch.zeros(n, dtype=torch.bool),
+            )
         elif isinstance(node, Wire) and node.role in ("sum", "order", "rearrange"):
             out[node.name] = _moved(graph, node, out)
         else:
@@ -124,7 +129,6 @@ def _moved(graph: Graph, node: Wire, known: dict[str, _Origin]) -> _Origin:
         terms: dict[str, tuple[Tensor, Tensor]] = {}
         fixed = torch.zeros(n, dtype=torch.bool)
         for origin, scale in zip(parents, node.scales, strict=True):
-            assert origin.fixed is not None
             fixed |= origin.fixed
             for name, (index, factor) in origin.terms.items():
                 if name in terms:  # the same matrix twice in one sum: its rows are not free
@@ -143,10 +147,17 @@ def _moved(graph: Graph, node: Wire, known: dict[str, _Origin]) -> _Origin:
     names = list(dict.fromkeys(a for o in parents for a in o.terms))
     terms = {}
     for name in names:
-        index = torch.cat([o.terms[name][0] if name in o.terms else torch.full((s,), -1) for o, s in zip(parents, sizes, strict=True)])
-        factor = torch.cat([o.terms[name][1] if name in o.terms else torch.ones(s, dtype=torch.double) for o, s in zip(parents, sizes, strict=True)])
+        index = torch.cat(
+            [o.terms[name][0] if name in o.terms else torch.full((s,), -1) for o, s in zip(parents, sizes, strict=True)]
+        )
+        factor = torch.cat(
+            [
+                o.terms[name][1] if name in o.terms else torch.ones(s, dtype=torch.double)
+                for o, s in zip(parents, sizes, strict=True)
+            ]
+        )
         terms[name] = (index[source], factor[source])
-    fixed = torch.cat([o.fixed for o in parents])[source]  # type: ignore[arg-type]
+    fixed = torch.cat([o.fixed for o in parents])[source]
     return _Origin(terms, fixed)
 
 
@@ -192,7 +203,7 @@ class _Planner:
         self.owned: dict[str, Tensor] = {}  # affine -> rows that a group normalises
         self.owners: dict[str, list[str]] = {}  # affine -> activations that normalise its rows
 
-    # -- groups -------------------------------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------------------------
 
     def split(self, node: str, value: str) -> list[Group]:
         """Groups of the rows of ``value`` that feed ``node``."""
@@ -206,28 +217,38 @@ class _Planner:
             terms = tuple(self._term(name, origin, rows) for name in names)
             for name, term in zip(names, terms, strict=True):
                 index = range(self.graph[name].features) if term.rows is None else term.rows
-                self.owned.setdefault(name, torch.zeros(self.graph[name].features, dtype=torch.bool))[list(index)] = True
+                self.owned.setdefault(name, torch.zeros(self.graph[name].features, dtype=torch.bool))[list(index)] = (
+                    True
+                )
                 self.owners.setdefault(name, []).append(node)
             groups.append((rows, terms))
         if bounded:
             groups.append((bounded, ()))
         several = len(groups) > 1
         return [
-            Group(f"{node}__{k}" if several else node, node, value, tuple(rows) if several else None, terms, len(rows))
+            Group(
+                f"{node}__{k}" if several else node,
+                node,
+                value,
+                tuple(rows) if several else None,
+                terms,
+                len(rows),
+            )
             for k, (rows, terms) in enumerate(groups)
         ]
 
-    def _signatures(self, node: str, origin: _Origin, n: int) -> tuple[list[tuple[list[int], tuple[str, ...]]], list[int]]:
+    def _signatures(
+        self, node: str, origin: _Origin, n: int
+    ) -> tuple[list[tuple[list[int], tuple[str, ...]]], list[int]]:
         """Rows by the set of free maps they are a sum of, and the rows that are no such sum."""
-        assert origin.fixed is not None
         blocked = origin.fixed.clone()
         if node in self.demoted:
             blocked[:] = True
         present = {a: index >= 0 for a, (index, _) in origin.terms.items()}
         for a, (index, scale) in origin.terms.items():
-            rows = index[present[a]]
+            used = index[present[a]]
             taken = self.owned.get(a)
-            if len(torch.unique(rows)) != len(rows) or (taken is not None and bool(taken[rows].any())):
+            if len(torch.unique(used)) != len(used) or (taken is not None and bool(taken[used].any())):
                 blocked |= present[a]
             blocked |= present[a] & (scale != scale[present[a]][0] if bool(present[a].any()) else False)
         by: dict[tuple[str, ...], list[int]] = {}
@@ -256,7 +277,7 @@ class _Planner:
             _members(self.graph, self.graph[name].parents[0]),
         )
 
-    # -- order --------------------------------------------------------------------------------------------------------------------
+    # -- order -------------------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
         groups: dict[str, list[Group]] = {}
@@ -365,6 +386,7 @@ def make_plan(graph: Graph, joint: set[str]) -> Plan:
         try:
             return _Planner(graph, joint, demoted).plan()
         except _Cycle as cycle:
-            assert cycle.activation not in demoted
+            if cycle.activation in demoted:
+                raise GraphError(f"the maps that feed '{cycle.activation}' depend on each other in a cycle") from cycle
             # Two free maps that each need the other first: keep one of them as it is.
             demoted.add(cycle.activation)

@@ -1,7 +1,7 @@
 r"""Certified radii of predictions.
 
-Within a Euclidean ball of radius ``ε`` around an input, no output difference :math:`y_c - y_j` can fall by more than :math:`ε\, ℓ_{cj}`. The prediction ``c`` is
-therefore certified for
+Within a Euclidean ball of radius ``ε`` around an input, no output difference :math:`y_c - y_j` can fall by more than
+:math:`ε\, ℓ_{cj}`. The prediction ``c`` is therefore certified for
 
 .. math:: ε < \min_{j ≠ c} \frac{y_c - y_j}{ℓ_{cj}} .
 """

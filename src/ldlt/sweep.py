@@ -89,7 +89,7 @@ class _Run:
         self.multipliers: dict[str, Tensor] = {}
         self.inverse: dict[str, dict[str, Tensor]] = {}
 
-    # -- wiring -------------------------------------------------------------------------------------------------------------------
+    # -- wiring ------------------------------------------------------------------------------------------------------
 
     def transport(self, name: str) -> None:
         node = self.graph[name]
@@ -120,7 +120,7 @@ class _Run:
         gen = linear(lambda *xs: torch.cat(xs, -1)[:, back], parts, (len(order),))
         self.state.live[name] = gen.reshaped(shape)
 
-    # -- groups -------------------------------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------------------------
 
     def eliminate(self, group: Group, survivors: Sequence[str]) -> None:
         node = self.graph[group.node]
@@ -197,7 +197,7 @@ class _Run:
                 matrix = base.index_copy(0, torch.tensor(term.rows, device=base.device), matrix)
             self.weights[name] = matrix
 
-    # -- output -------------------------------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> Tensor:
         group = self.plan.output
@@ -240,8 +240,8 @@ def sweep(blueprint: Blueprint, module: nn.Module, free: Free, target: Explicit 
         blueprint: Structure of the network. Missing structural decisions are made at the given point and stored in it.
         module: The user's module; its constants and its activations are read, its matrices come from ``free``.
         free: The free parameters.
-        target: Explicit weights and multipliers to be reproduced: the sweep then runs backwards, from maps to free parameters, which it
-            returns in ``inverse``.
+        target: Explicit weights and multipliers to be reproduced: the sweep then runs backwards, from maps to free
+            parameters, which it returns in ``inverse``.
 
     Raises:
         InfeasibleError: ``target`` does not satisfy the matrix inequality strictly.

@@ -1,14 +1,14 @@
 """From an ``nn.Module`` to a :class:`~ldlt.graph.Graph`, or a refusal that names the node.
 
-Only operations on the lists below are accepted. Nothing is guessed: an operation that is not known to be linear, an activation with
-known slopes or a free affine map ends in :class:`~ldlt.errors.UnsupportedOpError`.
+Only operations on the lists below are accepted. Nothing is guessed: an operation that is not known to be linear, an
+activation with known slopes or a free affine map ends in :class:`~ldlt.errors.UnsupportedOpError`.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +22,13 @@ __all__ = ["symbolic_trace", "trace"]
 
 # Features are moved, dropped or repeated, never mixed.
 _REARRANGE: set[Any] = {
-    torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.stack, torch.chunk, torch.split, torch.tensor_split, torch.unbind,
-    torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.squeeze, torch.unsqueeze,
-    torch.flip, torch.roll, torch.narrow, torch.select, torch.unflatten, torch.clone, torch.tile, torch.repeat_interleave,
-    operator.getitem,
-    "chunk", "split", "tensor_split", "unbind", "flatten", "reshape", "view", "permute", "transpose", "swapaxes", "movedim", "squeeze",
-    "unsqueeze", "flip", "roll", "narrow", "select", "unflatten", "contiguous", "clone", "expand", "repeat", "repeat_interleave",
-    "mT", "tile",
+    torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.stack, torch.chunk, torch.split,
+    torch.tensor_split, torch.unbind, torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.swapaxes,
+    torch.movedim, torch.squeeze, torch.unsqueeze, torch.flip, torch.roll, torch.narrow, torch.select,
+    torch.unflatten, torch.clone, torch.tile, torch.repeat_interleave, operator.getitem, "chunk", "split",
+    "tensor_split", "unbind", "flatten", "reshape", "view", "permute", "transpose", "swapaxes", "movedim",
+    "squeeze", "unsqueeze", "flip", "roll", "narrow", "select", "unflatten", "contiguous", "clone", "expand",
+    "repeat", "repeat_interleave", "mT", "tile",
 }  # fmt: skip
 _SUM: dict[Any, tuple[float, float]] = {
     operator.add: (1.0, 1.0), operator.iadd: (1.0, 1.0), torch.add: (1.0, 1.0), "add": (1.0, 1.0), "add_": (1.0, 1.0),
@@ -42,14 +42,22 @@ _NEGATE = {operator.neg, torch.neg, torch.negative, "neg"}
 _AVERAGE = {torch.mean, torch.sum, "mean", "sum"}
 _MATMUL = {operator.matmul, torch.matmul, torch.mm, "matmul", "mm", F.linear}
 _DROPOUT = {F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d}
-_DROPOUT_MODULES = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_DROPOUT_MODULES = (
+    nn.Dropout,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+)
 _ORDER_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, *_DROPOUT_MODULES)
 
 _HINTS: list[tuple[tuple[type, ...], str]] = [
     (
         (nn.modules.batchnorm._NormBase,),
         "batch and instance normalisation divide by statistics of the data, which has no global Lipschitz bound; "
-        "remove it (the network is normalised by construction), or fold it into the preceding Linear layer after training",
+        "remove it (the network is normalised by construction), or fold it into the preceding Linear layer "
+        "after training",
     ),
     (
         (nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm),
@@ -68,7 +76,10 @@ _HINTS: list[tuple[tuple[type, ...], str]] = [
         (nn.Bilinear,),
         "a bilinear map multiplies two functions of the input and is not globally Lipschitz; use Linear layers",
     ),
-    ((nn.Embedding, nn.EmbeddingBag), "an embedding is not a function of a real vector; feed its output instead"),
+    (
+        (nn.Embedding, nn.EmbeddingBag),
+        "an embedding is not a function of a real vector; feed its output instead",
+    ),
     (
         (nn.modules.conv._ConvNd,),
         "convolutions are not supported yet; use Linear layers, or flatten first",
@@ -108,7 +119,8 @@ def symbolic_trace(module: nn.Module) -> fx.GraphModule:
         raise
     except Exception as error:
         raise GraphError(
-            f"{type(module).__name__} cannot be traced: {error}. The forward function must not depend on the values of its input "
+            f"{type(module).__name__} cannot be traced: {error}. The forward function must not depend on the "
+            "values of its input "
             "(no if, while or for over data) and must use torch operations only"
         ) from error
     return fx.GraphModule(tracer.root, graph)
@@ -124,7 +136,8 @@ def _record(traced: fx.GraphModule, batch: int, shape: tuple[int, ...], like: Te
         raise
     except Exception as error:
         raise ShapeError(
-            f"the module does not accept an input of shape (batch, {', '.join(map(str, shape))}): at node '{recorder.current}': {error}"
+            f"the module does not accept an input of shape (batch, {', '.join(map(str, shape))}): at node "
+            f"'{recorder.current}': {error}"
         ) from error
     return recorder.values
 
@@ -154,7 +167,8 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         inputs = [n for n in traced.graph.nodes if n.op == "placeholder"]
         if len(inputs) != 1:
             raise GraphError(
-                f"the module must have exactly one input tensor, it has {len(inputs)}: concatenate them, or bind the others"
+                f"the module must have exactly one input tensor, it has {len(inputs)}: concatenate them, or bind the "
+                "others"
             )
         like = _reference(module)
         # Two batch sizes tell the numbers that are the batch size from those that are not.
@@ -203,11 +217,12 @@ class _Builder:
         graph = Graph(tuple(self.nodes.values()), output).pruned()
         if len(graph[output].shape) != 1:
             raise GraphError(
-                f"the output must have shape (batch, k), not (batch, {', '.join(map(str, graph[output].shape))}): flatten it"
+                f"the output must have shape (batch, k), not (batch, {', '.join(map(str, graph[output].shape))}): "
+                "flatten it"
             )
         return graph
 
-    # -- helpers ------------------------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _add(self, node: fx.Node, value: Node) -> None:
         self.nodes[value.name] = value
@@ -227,7 +242,8 @@ class _Builder:
         one, two = (self.first[node], self.second[node]) if value is None else value
         if one.ndim < 1 or one.shape[0] != 2 or two.shape[0] != 3 or one.shape[1:] != two.shape[1:]:
             raise UnsupportedOpError(
-                node.name, "the first dimension must stay the batch; this operation moves, mixes or removes it"
+                node.name,
+                "the first dimension must stay the batch; this operation moves, mixes or removes it",
             )
         return tuple(one.shape[1:])
 
@@ -244,7 +260,8 @@ class _Builder:
             one, two = self.first[arg], self.second[arg]
             if isinstance(one, Tensor):
                 raise UnsupportedOpError(
-                    node.name, f"the constant '{arg.name}' is computed in forward; store it as a buffer in __init__"
+                    node.name,
+                    f"the constant '{arg.name}' is computed in forward; store it as a buffer in __init__",
                 )
             if isinstance(one, (tuple, list)):  # a torch.Size
                 return tuple(self._number(node, a, b) for a, b in zip(one, two, strict=True))
@@ -281,14 +298,12 @@ class _Builder:
             return wire
         parent = self.nodes[wire.parents[0]]
         labels = torch.arange(parent.features)
-        if wire.features == parent.features and bool(
-            (index_map(wire, [parent.shape], [labels]) == labels).all()
-        ):
+        if wire.features == parent.features and bool((index_map(wire, [parent.shape], [labels]) == labels).all()):
             return Wire(**{**wire.__dict__, "role": "order"})
         return wire
 
     def _refuse_overwrite(self, node: fx.Node) -> None:
-        """Refuse an operation in place on a tensor that is read elsewhere: the traced values would not be the real ones."""
+        """Refuse to overwrite a tensor that is read elsewhere: the traced values would not be the real ones."""
         if node.op == "call_module":
             overwrites = bool(getattr(self.modules[str(node.target)], "inplace", False))
         else:
@@ -309,14 +324,16 @@ class _Builder:
             others = [u for u in target.users if u is not reader]
             if others:
                 raise UnsupportedOpError(
-                    node.name, f"it overwrites '{target.name}', which '{others[0].name}' reads too; use the form that is not in place"
+                    node.name,
+                    f"it overwrites '{target.name}', which '{others[0].name}' reads too; use the form that is not in "
+                    "place",
                 )
             is_view = target.op in ("call_function", "call_method") and target.target in _REARRANGE
             if not is_view:
                 return
             reader, target = target, target.args[0]
 
-    # -- modules ------------------------------------------------------------------------------------------------------------------
+    # -- modules -----------------------------------------------------------------------------------------------------
 
     def _call_module(self, node: fx.Node) -> None:
         path = str(node.target)
@@ -357,21 +374,24 @@ class _Builder:
         if len(parent.shape) != 1:
             raise UnsupportedOpError(
                 node.name,
-                f"a Linear layer on features of shape {parent.shape} uses one matrix for several positions (shared weights); "
+                f"a Linear layer on features of shape {parent.shape} uses one matrix for several positions (shared "
+                "weights); "
                 "flatten the features first",
             )
         for tensor in [weight] if bias is None else [weight, bias]:
             if id(tensor) in self.used:
                 raise UnsupportedOpError(
                     node.name,
-                    f"its parameters are shared with node '{self.used[id(tensor)]}'; a recurrent or tied use of one matrix is not "
+                    f"its parameters are shared with node '{self.used[id(tensor)]}'; a recurrent or tied use of one "
+                    "matrix is not "
                     "supported: give each use its own layer",
                 )
             self.used[id(tensor)] = node.name
         if weight.shape[0] == 0 or weight.shape[1] == 0:
             raise UnsupportedOpError(node.name, "the layer has no features")
         self._add(
-            node, Affine(node.name, self._shape(node), (source,), weight=name, bias=None if bias is None else bias_name)
+            node,
+            Affine(node.name, self._shape(node), (source,), weight=name, bias=None if bias is None else bias_name),
         )
 
     def _activation(self, node: fx.Node, value: Activation, sub: nn.Module) -> None:
@@ -382,16 +402,18 @@ class _Builder:
             raise UnsupportedOpError(node.name, str(error)) from error
         if sector.group is not None and len(shape) != 1:
             raise UnsupportedOpError(
-                node.name, f"{type(sub).__name__} on features of shape {shape} mixes entries that are not neighbours; flatten first"
+                node.name,
+                f"{type(sub).__name__} on features of shape {shape} mixes entries that are not neighbours; flatten "
+                "first",
             )
         self._add(node, value)
 
-    # -- functions and methods ----------------------------------------------------------------------------------------------------
+    # -- functions and methods ---------------------------------------------------------------------------------------
 
     def _call(self, node: fx.Node, target: Callable[..., Any] | str) -> None:
         kind = "method" if isinstance(target, str) else "function"
         if target is operator.getitem and node.args[0] in self.tuples:
-            spec, parents = self.tuples[node.args[0]]
+            spec, parents = self.tuples[cast(fx.Node, node.args[0])]
             index = node.args[1]
             if not isinstance(index, int):
                 raise UnsupportedOpError(node.name, "select one element of the tuple at a time")
@@ -428,7 +450,10 @@ class _Builder:
         factor = node.kwargs.get("alpha", 1)
         if not isinstance(factor, (int, float)):
             raise UnsupportedOpError(node.name, "alpha must be a number")
-        pair = [node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("other", node.kwargs.get("input"))]
+        pair = [
+            node.args[0],
+            node.args[1] if len(node.args) > 1 else node.kwargs.get("other", node.kwargs.get("input")),
+        ]
         terms = [
             (self.alias[a], s)
             for a, s in zip(pair, (left, right * factor), strict=True)
@@ -448,7 +473,8 @@ class _Builder:
         if len(live) == 2 or (divide and not (isinstance(node.args[0], fx.Node) and node.args[0] in self.alias)):
             raise UnsupportedOpError(
                 node.name,
-                "a product or quotient of two functions of the input (gating, attention) has no global Lipschitz bound; "
+                "a product or quotient of two functions of the input (gating, attention) has no global Lipschitz "
+                "bound; "
                 "use sums, concatenations and activations",
             )
         shape = self._shape(node)
@@ -469,19 +495,21 @@ class _Builder:
             if arg.op == "get_attr" and isinstance(self.first[arg], nn.Parameter) and self.first[arg].requires_grad:
                 raise UnsupportedOpError(
                     node.name,
-                    f"the trainable parameter '{arg.target}' is used outside a Linear layer; use nn.Linear, or register it as a "
-                    "buffer if it is meant to be constant",
+                    f"the trainable parameter '{arg.target}' is used outside a Linear layer; use nn.Linear, or "
+                    "register it as a buffer if it is meant to be constant",
                 )
 
     def _matmul(self, node: fx.Node, kind: str, target: Any) -> None:
         live, _ = self._operands(node)
         if len(live) > 1:
             raise UnsupportedOpError(
-                node.name, "a product of two functions of the input has no global Lipschitz bound; use Linear layers"
+                node.name,
+                "a product of two functions of the input has no global Lipschitz bound; use Linear layers",
             )
         if target is F.linear:
-            names = [a for a in [*node.args[1:], node.kwargs.get("weight"), node.kwargs.get("bias")] if a is not None]
-            if not all(isinstance(a, fx.Node) and a.op == "get_attr" for a in names) or not names:
+            given = [a for a in [*node.args[1:], node.kwargs.get("weight"), node.kwargs.get("bias")] if a is not None]
+            names = [a for a in given if isinstance(a, fx.Node) and a.op == "get_attr"]
+            if len(names) != len(given) or not names:
                 raise UnsupportedOpError(node.name, "weight and bias of linear() must be parameters of the module")
             tensors = [self.first[a] for a in names]
             if isinstance(tensors[0], nn.Parameter) and tensors[0].requires_grad:
@@ -502,7 +530,9 @@ class _Builder:
         label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         rest = [self.first[a] if isinstance(a, fx.Node) else a for a in node.args[1:]]
         kwargs = {
-            k: self.first[a] if isinstance(a, fx.Node) else a for k, a in node.kwargs.items() if k not in ("input", "self")
+            k: self.first[a] if isinstance(a, fx.Node) else a
+            for k, a in node.kwargs.items()
+            if k not in ("input", "self")
         }
         live, _ = self._operands(node)
         try:
@@ -512,7 +542,8 @@ class _Builder:
         if found is None:
             raise UnsupportedOpError(
                 node.name,
-                f"'{label}' has no certified rule; supported are Linear layers, elementwise activations, sums, scalar multiples, "
+                f"'{label}' has no certified rule; supported are Linear layers, elementwise activations, sums, scalar "
+                "multiples, "
                 "concatenations, slices, reshapes, means, and products with constant matrices",
             )
         self._activation(node, Activation(node.name, self._shape(node), (self._single(node),), module=found), found)

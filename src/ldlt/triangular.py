@@ -8,14 +8,15 @@ Every later use of ``M`` is a solve. Write a perturbation as :math:`dM = -M E` w
 
 .. math:: E = -\Phi(M^{-1}\, d(MM^*)\, M^{-*}), \qquad d(M^{-1}B) = M^{-1} dB + E M^{-1} B ,
 
-with :math:`\Phi` = lower triangle, diagonal halved. So the cotangent of ``E`` costs one matrix product per use and no triangular
-solve, and the whole backward pass of Gram + Cholesky + solve needs a single solve and two products:
+with :math:`\Phi` = lower triangle, diagonal halved. So the cotangent of ``E`` costs one matrix product per use and no
+triangular solve, and the whole backward pass of Gram + Cholesky + solve needs a single solve and two products:
 
 .. math:: \bar W = M^{-*}\bigl(\bar U - (P + P^*)\,U\bigr), \qquad P = \Phi(\bar E + \bar U U^*) .
 
-``torch.linalg.cholesky`` followed by ``solve_triangular`` needs three solves and three products more for the same gradient.
-To that end :class:`Triangular` holds ``value`` (``M``, constant to autograd) and ``frame`` (``E``, a zero tensor that carries the
-gradient). Second derivatives work: the backward formulas are written with the same differentiable verbs.
+``torch.linalg.cholesky`` followed by ``solve_triangular`` needs three solves and three products more for the same
+gradient. To that end :class:`Triangular` holds ``value`` (``M``, constant to autograd) and ``frame`` (``E``, a zero
+tensor that carries the gradient). Second derivatives work: the backward formulas are written with the same
+differentiable verbs.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _BLOCK = 256  # up to this size LAPACK's own Cholesky is faster than the blocked
 def _factor_in_place(gram: Tensor) -> None:
     """Overwrite a Hermitian matrix, given by its lower triangle, with its lower Cholesky factor.
 
-    Large matrices are split in two, so that most of the work is matrix products: LAPACK's own blocking ran at a fifth of the speed of a
-    product at size 512. Where the matrix is not positive definite the result is NaN, not an exception.
+    Large matrices are split in two, so that most of the work is matrix products: LAPACK's own blocking ran at a fifth
+    of the speed of a product at size 512. Where the matrix is not positive definite the result is NaN, not an
+    exception.
     """
     n = gram.shape[-1]
     if n <= _BLOCK:
@@ -56,7 +58,7 @@ def _factor_in_place(gram: Tensor) -> None:
 
 
 def _solve(factor: Tensor, rhs: Tensor, adjoint: bool) -> Tensor:
-    """``M^{-1} rhs`` or ``M^{-*} rhs``; a row-major right side is solved from the right, transposed, which saves a transposition in LAPACK."""
+    """``M^{-1} rhs`` or ``M^{-*} rhs``; a row-major right side is solved from the right, which saves a copy."""
     matrix = factor.mH if adjoint else factor
     if rhs.stride(-1) == 1:
         return torch.linalg.solve_triangular(matrix.mT, rhs.mT, upper=not adjoint, left=False).mT
@@ -73,8 +75,9 @@ def _add_product(start: Tensor, left: Tensor, right: Tensor, sign: int) -> Tenso
 class _Contract(torch.autograd.Function):
     """``(W, alpha) -> (U, M, E, alpha used)``; see the module docstring. ``alpha`` is a scalar or one number per row.
 
-    The α that is used is larger than the given one by a share of ``‖W‖²_F`` of the order of the rounding unit. Any positive number is a valid α,
-    so this is no approximation; it keeps ``αI + WW^*`` positive definite in floating point however large ``W`` has grown.
+    The α that is used is larger than the given one by a share of ``‖W‖²_F`` of the order of the rounding unit. Any
+    positive number is a valid α, so this is no approximation; it keeps ``αI + WW^*`` positive definite in floating
+    point however large ``W`` has grown.
     """
 
     generate_vmap_rule = True
@@ -106,7 +109,8 @@ class _Contract(torch.autograd.Function):
         grad_alpha = None
         if ctx.needs_input_grad[1]:
             if used.ndim == 0:
-                # U(tW, t²α) = U(W, α) and M(tW, t²α) = t M: the derivative along the scaling is −tr(Ē), so no solve is needed.
+                # U(tW, t²α) = U(W, α) and M(tW, t²α) = t M: the derivative along the scaling is −tr(Ē), so no solve
+                # is needed.
                 trace = grad_e.diagonal(dim1=-2, dim2=-1).real.sum()
                 grad_alpha = -(trace + (grad_w * weight.conj()).real.sum()) / (2 * used)
             else:
@@ -146,7 +150,12 @@ class _Solve(torch.autograd.Function):
             grad_rhs = tri.solve_adjoint(grad)
             if ctx.needs_input_grad[1]:
                 grad_frame = grad @ kept.mH
-        return None, grad_frame, grad_rhs, None  # what lies above the diagonal of grad_frame is dropped in _Contract
+        return (
+            None,
+            grad_frame,
+            grad_rhs,
+            None,
+        )  # what lies above the diagonal of grad_frame is dropped in _Contract
 
 
 class _Dense(torch.autograd.Function):

@@ -50,9 +50,7 @@ def cayley(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         True
     """
     if x.dim() < 2 or y.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] != y.shape[-1]:
-        raise ShapeError(
-            f"expected X (..., q, q) and Y (..., p, q), got {tuple(x.shape)} and {tuple(y.shape)}"
-        )
+        raise ShapeError(f"expected X (..., q, q) and Y (..., p, q), got {tuple(x.shape)} and {tuple(y.shape)}")
     q = x.shape[-1]
     eye = torch.eye(q, dtype=x.dtype, device=x.device)
     z = x.mT - x + y.mT @ y  # Z'

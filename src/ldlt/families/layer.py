@@ -150,9 +150,7 @@ class Layer(nn.Module):
             raise OptionError(f"unknown activation {activation!r}; choose one of {sorted(ACTIVATIONS)}")
         if activation == "maxmin":
             if self.elementwise:
-                raise OptionError(
-                    f"{type(self).__name__} needs an elementwise activation with slopes in [0, 1]"
-                )
+                raise OptionError(f"{type(self).__name__} needs an elementwise activation with slopes in [0, 1]")
             if neurons % 2:
                 raise ShapeError(f"MaxMin needs an even number of neurons, got {neurons}")
         self.in_features = in_features

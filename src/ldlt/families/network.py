@@ -147,9 +147,7 @@ class FamilyNetwork(nn.Module):
             width = layers[-1].out_features
         self.layers = nn.ModuleList(layers)
         self.head: Layer = (
-            RowsHead(width, out_features)
-            if head == "rows"
-            else JOINT_HEADS[family](width, out_features, "identity")
+            RowsHead(width, out_features) if head == "rows" else JOINT_HEADS[family](width, out_features, "identity")
         )
 
     def forward(self, x: Tensor) -> Tensor:

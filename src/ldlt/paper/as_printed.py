@@ -173,9 +173,7 @@ class AsPrintedResidual(nn.Module):
         super().__init__()
         sizes = [in_features, *hidden]
         if not hidden or min(*sizes, out_features) < 1:
-            raise ShapeError(
-                f"sizes {in_features}, {list(hidden)}, {out_features} do not form a residual block"
-            )
+            raise ShapeError(f"sizes {in_features}, {list(hidden)}, {out_features} do not form a residual block")
         if form not in get_args(PrintedForm):
             raise OptionError(f"form '{form}' is not one of {get_args(PrintedForm)}")
         if not (math.isfinite(bound) and bound > 0):

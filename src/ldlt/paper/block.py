@@ -126,9 +126,7 @@ class ResidualBlock:
         eye = torch.eye(self.sizes[0], dtype=self.A.dtype, device=self.A.device)
         rows = [[self.A.new_zeros(p, q) for q in self.sizes] for p in self.sizes]
         rows[0][0] = rows[0][0] + self.bound**2 * eye - self.A.mT @ self.A
-        for j, (weight, diagonal, (low, high)) in enumerate(
-            zip(self.C, self.multipliers, self.slopes, strict=True)
-        ):
+        for j, (weight, diagonal, (low, high)) in enumerate(zip(self.C, self.multipliers, self.slopes, strict=True)):
             scaled = diagonal.unsqueeze(-1) * weight
             rows[j][j] = rows[j][j] + 2 * high * low * (weight.mT @ scaled)
             rows[j + 1][j] = rows[j + 1][j] - (high + low) * scaled
@@ -184,9 +182,7 @@ class ResidualBlock:
         functions = [activations] * self.depth if callable(activations) else list(activations)
         shifts = [None] * self.depth if biases is None else list(biases)
         if len(functions) != self.depth or len(shifts) != self.depth:
-            raise ShapeError(
-                f"{self.depth} hidden layers, but {len(functions)} activations and {len(shifts)} biases"
-            )
+            raise ShapeError(f"{self.depth} hidden layers, but {len(functions)} activations and {len(shifts)} biases")
         if x.shape[-1:] != (self.sizes[0],):
             raise ShapeError(f"inputs of shape {tuple(x.shape)} do not end in {self.sizes[0]}")
         hidden = x

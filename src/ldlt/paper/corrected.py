@@ -84,9 +84,7 @@ def corrected_block(
     diagonals = [w.new_ones(w.shape[0]) for w in W] if multipliers is None else list(multipliers)
     intervals = [RELU] * len(W) if slopes is None else list(slopes)
     if len(diagonals) != len(W) or len(intervals) != len(W):
-        raise ShapeError(
-            f"{len(W)} hidden maps, but {len(diagonals)} multipliers and {len(intervals)} slope intervals"
-        )
+        raise ShapeError(f"{len(W)} hidden maps, but {len(diagonals)} multipliers and {len(intervals)} slope intervals")
     check_multipliers(W, diagonals)
     alphas = alpha_values(alpha, len(W) + 2, W_A)
 

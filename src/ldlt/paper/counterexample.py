@@ -139,9 +139,7 @@ def violation(
             explicit, activations, biases = target.explicit(), torch.relu, list(target.biases)
         else:
             explicit = target
-        shifts = (
-            None if biases is None else [None if b is None else b.detach().double().cpu() for b in biases]
-        )
+        shifts = None if biases is None else [None if b is None else b.detach().double().cpu() for b in biases]
         block = ResidualBlock(
             explicit.A.detach().double().cpu(),
             explicit.B.detach().double().cpu(),

@@ -36,9 +36,7 @@ class BlockFactors:
         """Both factors as dense matrices, ``(L, D)``."""
         lower = torch.cat(
             [
-                torch.cat(
-                    [*row, *(self.D[0].new_zeros(row[-1].shape[0], q) for q in self.sizes[len(row) :])], dim=1
-                )
+                torch.cat([*row, *(self.D[0].new_zeros(row[-1].shape[0], q) for q in self.sizes[len(row) :])], dim=1)
                 for row in self.L
             ]
         )
@@ -55,9 +53,7 @@ def _divide(numerator: Tensor, pivot: Tensor, scale: Tensor, index: int) -> Tens
     spectrum = torch.linalg.svdvals(pivot.detach())
     unit = torch.finfo(pivot.dtype).eps * pivot.shape[0]
     if not bool(spectrum[-1] > unit * torch.maximum(scale, spectrum[0])):
-        raise InfeasibleError(
-            f"pivot {index} is singular to working precision: no block factorisation without it"
-        )
+        raise InfeasibleError(f"pivot {index} is singular to working precision: no block factorisation without it")
     return torch.linalg.solve(pivot, numerator, left=False)
 
 
@@ -146,9 +142,7 @@ def closed_form_factors(block: ResidualBlock) -> BlockFactors:
     base = block.bound**2 * eye - block.A.mT @ block.A
     sigma = torch.zeros_like(eye)
     gamma = eye  # Υ_j Γ_j
-    for j, (weight, diagonal, (low, high)) in enumerate(
-        zip(block.C, block.multipliers, block.slopes, strict=True)
-    ):
+    for j, (weight, diagonal, (low, high)) in enumerate(zip(block.C, block.multipliers, block.slopes, strict=True)):
         scaled = diagonal.unsqueeze(-1) * weight
         pivot = base + 2 * high * low * (weight.mT @ scaled)
         scale = torch.linalg.matrix_norm(base.detach(), 2)

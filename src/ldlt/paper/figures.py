@@ -96,9 +96,7 @@ def factor_structure(
     lower, pivots = closed_form_factors(block).dense()
     # Small blocks would be lost next to large ones: a block of size d is drawn with a side of about √d.
     sides = [max(round(32 * size**0.5), size) for size in block.sizes]
-    index = torch.cat(
-        [(torch.arange(side) * size) // side for side, size in zip(sides, block.sizes, strict=True)]
-    )
+    index = torch.cat([(torch.arange(side) * size) // side for side, size in zip(sides, block.sizes, strict=True)])
     starts = torch.tensor([0, *block.sizes[:-1]]).cumsum(0)
     index = index + starts.repeat_interleave(torch.tensor(sides))
     edges = torch.tensor([0, *sides]).cumsum(0).tolist()
@@ -171,9 +169,7 @@ def b_structure(
     figure = mpl.figure.Figure(figsize=(10.5, 6.2), layout="constrained")
     panels = figure.subplots(3, 1, height_ratios=(1, 1, 1.5), sharex=True)
     for panel, matrix, kind in zip(panels[:2], maps, kinds, strict=True):
-        image = panel.imshow(
-            matrix.numpy(), cmap="magma", vmin=0, vmax=limit, aspect="auto", interpolation="nearest"
-        )
+        image = panel.imshow(matrix.numpy(), cmap="magma", vmin=0, vmax=limit, aspect="auto", interpolation="nearest")
         panel.set_title(f"$|B|$, {'Cholesky' if kind == 'cholesky' else kind} roots")
         panel.set_ylabel("output")
         panel.set_yticks(range(io))

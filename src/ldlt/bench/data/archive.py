@@ -17,16 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldlt.bench.data.dataset import Dataset, encode_labels
-from ldlt.bench.data.errors import (
-    ArchiveError,
-    FormatError,
-    LayoutError,
-    UnavailableSetError,
-    UnknownSetError,
-)
+from ldlt.bench.data.errors import ArchiveError, FormatError, LayoutError, UnavailableSetError, UnknownSetError
 from ldlt.bench.data.folds import FOLDS
 from ldlt.bench.data.quirks import FLAGGED, quirks
-from ldlt.bench.data.store import FolderStore, open_store
+from ldlt.bench.data.store import FolderStore, TarStore, open_store
 from ldlt.bench.data.table import parse_table
 
 __all__ = ["Archive", "Collection", "Finding", "Summary"]
@@ -103,6 +97,8 @@ class Archive:
         self._folders = _find_sets(members)
         if not self._folders:
             raise LayoutError(f"{self.path}: {_describe(members, isinstance(self._store, FolderStore))}")
+        if isinstance(self._store, TarStore):
+            raise LayoutError(f"{self.path}: tar files are not read; unpack it and give the folder")
         self._members = frozenset(members)
         self._missing = {name: reason for name in self._folders if (reason := self._reason(name))}
 
@@ -257,8 +253,8 @@ def _describe(members: list[str], folder: bool) -> str:
     names = [PurePosixPath(member).name for member in members]
     if any(name.endswith("_R.dat") or name.startswith("conxuntos") for name in names):
         return (
-            "this is the layout of 2014 (<name>_R.dat, conxuntos_kfold.dat), which has no validation folds and "
-            f"is not read; use data_py.zip by Klambauer et al. instead (ldlt data fetch): {wanted}"
+            "this is the layout of 2014 (<name>_R.dat, conxuntos_kfold.dat), which has no validation "
+            f"folds and is not read; use data_py.zip by Klambauer et al. instead (ldlt data fetch): {wanted}"
         )
     if folder and "data_py.zip" in names:
         return "no data sets in this folder; give the path of the data_py.zip inside it"

@@ -66,9 +66,7 @@ class CheckReport:
         return tuple(finding for finding in self.findings if finding.level in levels)
 
     def __str__(self) -> str:
-        counts = ", ".join(
-            f"{len(self.of(level))} {level}" for level in ("error", "unavailable", "warning", "note")
-        )
+        counts = ", ".join(f"{len(self.of(level))} {level}" for level in ("error", "unavailable", "warning", "note"))
         return f"{self.sound} of {self.checked} data sets can be used ({counts})"
 
 
@@ -117,9 +115,7 @@ def list_sets(archive: Collection | None = None) -> list[SetRow]:
 
 
 def check_sets(
-    archive: Collection | None = None,
-    names: Iterable[str] | None = None,
-    progress: Callable[[str], None] | None = None,
+    archive: Collection | None = None, names: Iterable[str] | None = None, progress: Callable[[str], None] | None = None
 ) -> CheckReport:
     """Read every data set completely and report all that is wrong or odd.
 
@@ -191,10 +187,7 @@ def format_table(rows: Sequence[Any], columns: Sequence[str] | None = None) -> s
     values = [[getattr(row, column) for column in shown] for row in rows]
     texts = [[_text(value) for value in line] for line in values]
     right = [
-        all(
-            value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-            for value in column
-        )
+        all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in column)
         for column in zip(*values, strict=True)
     ]
     widths = [max(map(len, column)) for column in zip(shown, *texts, strict=True)]

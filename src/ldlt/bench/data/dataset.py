@@ -14,10 +14,10 @@ from ldlt.bench.data.errors import DatasetError
 from ldlt.bench.data.folds import FOLDS, VALIDATION_SHARE, stratified_sample
 from ldlt.bench.data.stream import Stream
 
-__all__ = ["Dataset", "Split", "Standardised", "encode_labels"]
+__all__ = ["Dataset", "Split", "Standardised", "column_statistics", "encode_labels"]
 
 CONSTANT = 1e-12
-"""A column whose training values differ by less than this share of their size is constant."""
+"""A column whose training values differ by no more than this share of the largest is constant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +118,7 @@ class Dataset:
     def __post_init__(self) -> None:
         features = self._array("features", np.float64, 2)
         labels = self._array("labels", np.int64, 1)
-        test, validation = (
-            self._array("test_folds", np.bool_, 2),
-            self._array("validation_folds", np.bool_, 2),
-        )
+        test, validation = (self._array("test_folds", np.bool_, 2), self._array("validation_folds", np.bool_, 2))
         rows, columns = features.shape
         if rows == 0 or columns == 0:
             raise DatasetError(f"data set '{self.name}': features of shape {features.shape} are empty")
@@ -154,9 +151,7 @@ class Dataset:
         except (TypeError, ValueError, OverflowError) as error:
             raise DatasetError(f"data set '{self.name}': {field} is not numeric ({error})") from None
         if not exact:
-            raise DatasetError(
-                f"data set '{self.name}': {field} holds values that are not {np.dtype(dtype).name}"
-            )
+            raise DatasetError(f"data set '{self.name}': {field} holds values that are not {np.dtype(dtype).name}")
         array.setflags(write=False)
         object.__setattr__(self, field, array)
         return array
@@ -165,9 +160,7 @@ class Dataset:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     def __repr__(self) -> str:
-        return (
-            f"Dataset('{self.name}', rows={self.rows}, columns={self.columns}, classes={len(self.classes)})"
-        )
+        return f"Dataset('{self.name}', rows={self.rows}, columns={self.columns}, classes={len(self.classes)})"
 
     @property
     def rows(self) -> int:
@@ -224,19 +217,29 @@ class Dataset:
             fold: 0 .. 3.
 
         Raises:
-            DatasetError: As :meth:`split`.
+            DatasetError: As :meth:`split`, or if a standardised value is too large for a float.
         """
         split = self.split(fold)
-        train = self.features[split.train]
-        size = np.abs(self.features).max(axis=0)
-        unit = np.where(size > 0, size, 1.0)
-        relative = train / unit  # no overflow, no underflow
-        mean = relative.mean(axis=0)
-        scale = np.sqrt(((relative - mean) ** 2).sum(axis=0) / max(len(train) - 1, 1))
-        constant = np.ptp(relative, axis=0) <= CONSTANT * np.abs(relative).max(axis=0)
-        divisor = np.where(constant, 1.0, scale)
-        features = np.where(constant, 0.0, (self.features / unit - mean) / divisor)
-        return Standardised(features, self.labels, mean * unit, np.where(constant, 0.0, scale * unit), split)
+        mean, scale = column_statistics(self.features[split.train])
+        constant = scale == 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = (self.features - mean) / np.where(constant, 1.0, scale)
+        features = np.where(constant, 0.0, scaled)
+        if not np.isfinite(features).all():
+            column = int(np.argwhere(~np.isfinite(features))[0, 1])
+            raise DatasetError(f"data set '{self.name}': column {column} overflows when standardised (fold {fold})")
+        return Standardised(features, self.labels, mean, scale, split)
+
+
+def column_statistics(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation (denominator n - 1) of each column; the deviation of a constant one is exactly 0."""
+    size = np.abs(rows).max(axis=0)
+    relative = rows / np.where(size > 0, size, 1.0)  # neither overflow nor underflow
+    mean = relative.mean(axis=0)
+    scale = np.sqrt(((relative - mean) ** 2).sum(axis=0) / max(len(rows) - 1, 1))
+    constant = np.ptp(relative, axis=0) <= CONSTANT
+    with np.errstate(over="ignore"):
+        return mean * size, np.where(constant, 0.0, scale * size)
 
 
 def encode_labels(raw: Sequence[int] | NDArray[Any]) -> tuple[NDArray[np.int64], tuple[int | str, ...]]:

@@ -83,14 +83,7 @@ class Embedded:
         test, validation = make_folds(labels, name)
         notes = (recipe.rule, recipe.citation)
         return Dataset(
-            name,
-            _standardise(features),
-            labels,
-            classes,
-            test,
-            validation,
-            f"embedded ({recipe.kind})",
-            notes,
+            name, _standardise(features), labels, classes, test, validation, f"embedded ({recipe.kind})", notes
         )
 
     def summary(self, name: str) -> Summary:
@@ -153,11 +146,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "monks-1": Recipe(partial(monks, 1), "rule", (432, 6, 2), "all robots; a1 = a2 or a5 = 1", _MONKS),
     "monks-2": Recipe(
-        partial(monks, 2),
-        "rule",
-        (432, 6, 2),
-        "all robots; exactly two attributes have their first value",
-        _MONKS,
+        partial(monks, 2), "rule", (432, 6, 2), "all robots; exactly two attributes have their first value", _MONKS
     ),
     "monks-3": Recipe(
         partial(monks, 3),

@@ -85,9 +85,7 @@ class _Interrupted(Exception):
         self.wait = wait
 
 
-def verify(
-    path: str | Path, *, sets: int = SETS, sha256: str | None = None, limits: Limits = LIMITS
-) -> Archive:
+def verify(path: str | Path, *, sets: int = SETS, sha256: str | None = None, limits: Limits = LIMITS) -> Archive:
     """Check a downloaded archive: sizes, every checksum inside the zip file, layout, number of data sets.
 
     Args:
@@ -172,9 +170,7 @@ def fetch(
         raise
     except OSError as error:
         raise FetchError(f"{target}: cannot be written ({error.strerror or error})") from error
-    raise FetchError(
-        "\n  ".join([f"{target.name} could not be fetched:", *(reasons or ["no address given"])])
-    )
+    raise FetchError("\n  ".join([f"{target.name} could not be fetched:", *(reasons or ["no address given"])]))
 
 
 class _Download:
@@ -317,9 +313,7 @@ class _Download:
                 try:
                     piece = answer.read1(CHUNK)
                 except (OSError, http.client.HTTPException) as error:
-                    raise _Interrupted(
-                        f"broke off after {done:,} bytes ({error or type(error).__name__})"
-                    ) from None
+                    raise _Interrupted(f"broke off after {done:,} bytes ({error or type(error).__name__})") from None
                 if not piece:
                     break
                 if not done and not b"PK".startswith(piece[:2]):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ldlt.bench.data.dataset import Dataset
+from ldlt.bench.data.dataset import Dataset, column_statistics
 from ldlt.bench.data.errors import DatasetError
 from ldlt.bench.data.folds import FOLDS
 
@@ -33,13 +33,7 @@ QUIRKS: dict[str, str] = {
 }
 """What each code means."""
 
-FLAGGED = (
-    "class-not-in-training",
-    "few-training-rows",
-    "raw-test-rows",
-    "off-centre-training",
-    "scaled-separately",
-)
+FLAGGED = ("class-not-in-training", "few-training-rows", "raw-test-rows", "off-centre-training", "scaled-separately")
 """Codes that a reader of results must know: they go into the notes of a data set."""
 
 FAR = 10.0  # test rows this many times further out than any other row are on another scale
@@ -68,7 +62,8 @@ class Quirk:
 
 def quirks(dataset: Dataset) -> tuple[Quirk, ...]:
     """The oddities of a data set, in the order of :data:`QUIRKS`."""
-    found = [*_folds(dataset), *_parts(dataset), *_scales(dataset)]
+    with np.errstate(all="ignore"):  # absurd values give no answer, not a warning
+        found = [*_folds(dataset), *_parts(dataset), *_scales(dataset)]
     order = list(QUIRKS)
     return tuple(sorted(found, key=lambda quirk: order.index(quirk.code)))
 
@@ -103,7 +98,7 @@ def _parts(data: Dataset) -> Iterator[Quirk]:
             continue
         bare[fold] = int(bool(split.fallback))
         sizes[fold] = split.train.size
-        constant[fold] = int((data.standardise(fold).scale == 0).sum())
+        constant[fold] = int((column_statistics(data.features[split.train])[1] == 0).sum())
         for part, rows in (("training", split.train), ("validation", split.validation), ("test", split.test)):
             seen = np.bincount(data.labels[rows], minlength=len(data.classes))
             missing[part][fold] = int((seen == 0).sum())
@@ -111,17 +106,13 @@ def _parts(data: Dataset) -> Iterator[Quirk]:
     if few:
         yield Quirk("few-training-rows", f"{_by_fold(sizes)} rows", few)
     if any(constant):
-        yield Quirk(
-            "constant-in-training", f"{_by_fold(constant)} of {data.columns} columns", _where(constant)
-        )
+        yield Quirk("constant-in-training", f"{_by_fold(constant)} of {data.columns} columns", _where(constant))
     for code, flags in (("no-validation", bare), ("unusable-fold", broken)):
         if any(flags):
             yield Quirk(code, f"{sum(flags)} of {FOLDS} folds", _where(flags))
     for part, counts in missing.items():
         if any(counts):
-            yield Quirk(
-                f"class-not-in-{part}", f"{_by_fold(counts)} of {len(data.classes)} classes", _where(counts)
-            )
+            yield Quirk(f"class-not-in-{part}", f"{_by_fold(counts)} of {len(data.classes)} classes", _where(counts))
 
 
 def _scales(data: Dataset) -> Iterator[Quirk]:
@@ -155,25 +146,17 @@ def _scales(data: Dataset) -> Iterator[Quirk]:
         far, reach = _distances(inside, outside)
         centre_in, centre_out = np.abs(inside.mean(axis=0)).max(), np.abs(outside.mean(axis=0)).max()
         if np.mean(far > FAR * reach) > 0.5:
-            raw[fold] = (
-                f"{int((far > FAR * reach).sum())} of {far.size} test rows are {FAR:g} times further out"
-            )
+            raw[fold] = f"{int((far > FAR * reach).sum())} of {far.size} test rows are {FAR:g} times further out"
         elif centre_out > SHIFT:
             shifted[fold] = f"mean up to {centre_out:.2f} deviations off"
         elif max(centre_in, centre_out) < CENTRED:
             apart[fold] = f"means of both parts below {CENTRED:g} deviations"
-    for code, result in (
-        ("raw-test-rows", raw),
-        ("off-centre-training", shifted),
-        ("scaled-separately", apart),
-    ):
+    for code, result in (("raw-test-rows", raw), ("off-centre-training", shifted), ("scaled-separately", apart)):
         if result:
             yield Quirk(code, next(iter(result.values())), tuple(sorted(result)))
 
 
-def _distances(
-    inside: NDArray[np.float64], outside: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], float]:
+def _distances(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """Largest coordinate of each inside row, and of all outside rows, standardised by the outside rows."""
     centre, unit = outside.mean(axis=0), outside.std(axis=0, ddof=1)
     read = unit > 0

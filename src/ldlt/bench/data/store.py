@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ldlt.bench.data.errors import ArchiveError
 
-__all__ = ["FolderStore", "Store", "ZipStore", "open_store", "zip_errors"]
+__all__ = ["FolderStore", "Store", "TarStore", "ZipStore", "open_store", "zip_errors"]
 
 LARGEST = 1 << 30
 """Largest file that is read into memory, in bytes."""
@@ -70,13 +70,7 @@ class FolderStore(Store):
         """Names of all files."""
         with _folder_errors(self.path):
             tops = [self.path, self.path / "data"] if (self.path / "data").is_dir() else [self.path]
-            found = [
-                file
-                for top in tops
-                for pattern in ("*", "*/*")
-                for file in top.glob(pattern)
-                if file.is_file()
-            ]
+            found = [file for top in tops for pattern in ("*", "*/*") for file in top.glob(pattern) if file.is_file()]
             return sorted({file.relative_to(self.path).as_posix() for file in found})
 
     def read(self, member: str) -> bytes:
@@ -98,7 +92,7 @@ class TarStore(Store):
         """Names of all files."""
         try:
             with tarfile.open(self.path) as file:
-                return [member.name.removeprefix("./") for member in islice(file, 200)]
+                return [member.name.removeprefix("./") for member in islice(file, 200) if member.isfile()]
         except (tarfile.TarError, OSError, EOFError, zlib.error, LZMAError) as error:
             raise ArchiveError(f"{self.path}: damaged tar file ({error})") from None
 
@@ -123,9 +117,11 @@ def open_store(path: Path) -> Store:
         start = file.read(512)
     if start[:2] == b"PK":
         return ZipStore(path)
-    with _folder_errors(path):
+    try:
         if start and tarfile.is_tarfile(path):
             return TarStore(path)
+    except (OSError, EOFError, zlib.error, LZMAError) as error:
+        raise ArchiveError(f"{path}: damaged tar file ({error})") from None
     raise ArchiveError(f"{path}: {describe_start(start)}")
 
 
@@ -154,15 +150,10 @@ def zip_errors(path: Path, member: str | None = None) -> Iterator[None]:
     except KeyError:
         raise ArchiveError(f"{what}: no such file in the archive") from None
     except (zlib.error, LZMAError, EOFError) as error:
-        raise ArchiveError(
-            f"{what}: damaged ({error or 'it ends too early'}); fetch the archive again"
-        ) from None
-    except (
-        OSError,
-        RuntimeError,
-        NotImplementedError,
-        ValueError,
-    ) as error:  # unreadable, encrypted, unknown method
+        raise ArchiveError(f"{what}: damaged ({error or 'it ends too early'}); fetch the archive again") from None
+    except OSError as error:
+        raise ArchiveError(f"{what}: {error.strerror or error}") from None
+    except (RuntimeError, NotImplementedError, ValueError) as error:  # encrypted, unknown method
         raise ArchiveError(f"{what}: cannot be read ({error})") from None
 
 

@@ -90,9 +90,7 @@ def unpack(path: str | Path, destination: str | Path, limits: Limits = LIMITS) -
     """
     path, destination = Path(path), Path(destination)
     audit(path, limits)
-    if destination.is_symlink() or (
-        destination.exists() and (not destination.is_dir() or any(destination.iterdir()))
-    ):
+    if destination.is_symlink() or (destination.exists() and (not destination.is_dir() or any(destination.iterdir()))):
         raise ArchiveError(f"{destination}: exists and is not an empty folder")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)

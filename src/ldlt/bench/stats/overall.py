@@ -37,14 +37,10 @@ def outcomes(
         raise OptionError(f"p_column must be one of {_P_COLUMNS}, not '{p_column}'")
     need_columns(pairs, ["a", "b", "sign", p_column], "the table of pairs")
     present = {*pairs["a"], *pairs["b"]}
-    names = (
-        sorted(present, key=lambda name: (name.casefold(), name)) if algorithms is None else list(algorithms)
-    )
+    names = sorted(present, key=lambda name: (name.casefold(), name)) if algorithms is None else list(algorithms)
     count = len(names)
     if set(names) != present or len(pairs) != count * (count - 1) // 2:
-        raise ScoreError(
-            "every two algorithms must be paired once: give the pairs of one metric and all their names"
-        )
+        raise ScoreError("every two algorithms must be paired once: give the pairs of one metric and all their names")
     signs = np.where(pairs[p_column].to_numpy() <= check_alpha(alpha), pairs["sign"].to_numpy(), 0)
     table = pd.DataFrame(0, index=names, columns=names)
     for a, b, sign in zip(pairs["a"], pairs["b"], signs, strict=True):
@@ -52,9 +48,7 @@ def outcomes(
     return table
 
 
-def standings(
-    means: pd.Series, pairs: pd.DataFrame, *, alpha: float = 0.05, p_column: str = "p_holm"
-) -> pd.DataFrame:
+def standings(means: pd.Series, pairs: pd.DataFrame, *, alpha: float = 0.05, p_column: str = "p_holm") -> pd.DataFrame:
     """Average rank, significant wins and losses, and their strength, best average rank first.
 
     Args:

@@ -164,9 +164,7 @@ def nemenyi(scores: pd.DataFrame) -> pd.DataFrame:
     means = rank_table(frame).mean().to_numpy()
     q = np.abs(means[:, None] - means[None, :]) / math.sqrt(k * (k + 1) / (6 * n))
     p = stats.studentized_range.sf(q * math.sqrt(2), k, np.inf)
-    return pd.DataFrame(
-        np.where(q == 0, 1.0, np.clip(p, 0.0, 1.0)), index=frame.columns, columns=frame.columns
-    )
+    return pd.DataFrame(np.where(q == 0, 1.0, np.clip(p, 0.0, 1.0)), index=frame.columns, columns=frame.columns)
 
 
 def rank_groups(means: pd.Series, cd: float) -> list[tuple[str, ...]]:

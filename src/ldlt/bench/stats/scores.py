@@ -107,8 +107,7 @@ def check_frames(
     if not isinstance(frames, Mapping) or not frames:
         raise ScoreError("frames must be a non-empty dictionary from a metric to a table of scores")
     checked = {
-        str(metric): check_scores(frame, algorithms=algorithms, datasets=datasets)
-        for metric, frame in frames.items()
+        str(metric): check_scores(frame, algorithms=algorithms, datasets=datasets) for metric, frame in frames.items()
     }
     first, *_ = checked.values()
     for metric, frame in checked.items():
@@ -171,9 +170,7 @@ def score_frames(
     if len(bad):
         row = table.iloc[bad[0][0]]
         where = ", ".join(f"{key} {row[key]}" for key in _KEYS)
-        raise ScoreError(
-            f"{len(bad)} metric values are missing or not finite, first: {metrics[bad[0][1]]} of {where}"
-        )
+        raise ScoreError(f"{len(bad)} metric values are missing or not finite, first: {metrics[bad[0][1]]} of {where}")
     table[list(metrics)] = values
     table = table.sort_values(_KEYS)
 
@@ -188,12 +185,9 @@ def score_frames(
     table = table[~table["dataset"].isin(dropped)]
     if table.empty:
         reasons = "; ".join(f"{name} ({reason})" for name, reason in list(dropped.items())[:3])
-        raise ScoreError(
-            f"no data set has all runs of all algorithms: {reasons or 'the table of runs is empty'}"
-        )
+        raise ScoreError(f"no data set has all runs of all algorithms: {reasons or 'the table of runs is empty'}")
     means = table.groupby(["dataset", "family"])[list(metrics)].mean()
     frames = {
-        metric: means[metric].unstack("family")[families].rename_axis(index=None, columns=None)
-        for metric in metrics
+        metric: means[metric].unstack("family")[families].rename_axis(index=None, columns=None) for metric in metrics
     }
     return Scores({metric: check_scores(frame) for metric, frame in frames.items()}, dropped)

@@ -253,16 +253,12 @@ def summary_table(
         text = f"{_number(row.mean, digits)} ± {_number(row.sd, digits)}"
         cells[row.algorithm, row.metric] = Cell(text, bold=bool(row.best))
     sizes = dict(zip(result["algorithm"], result["n"], strict=True))
-    body = tuple(
-        (Cell(name), Cell(str(sizes[name])), *(cells[name, metric] for metric in metrics)) for name in sizes
-    )
+    body = tuple((Cell(name), Cell(str(sizes[name])), *(cells[name, metric] for metric in metrics)) for name in sizes)
     titles = [(labels or {}).get(metric, metric_label(metric)) for metric in metrics]
     return Table(result, ("Algorithm", "N", *titles), body, "lr" + "r" * len(metrics), caption)
 
 
-def ranges_table(
-    result: pd.DataFrame, *, labels: Mapping[str, str] | None = None, caption: str = ""
-) -> Table:
+def ranges_table(result: pd.DataFrame, *, labels: Mapping[str, str] | None = None, caption: str = "") -> Table:
     """Show :func:`~ldlt.bench.stats.summary.model_ranges`: min–max per algorithm and quantity.
 
     Args:
@@ -273,14 +269,11 @@ def ranges_table(
     need_columns(result, ["algorithm", "quantity", "min", "max"], "the table of ranges")
     quantities = list(dict.fromkeys(result["quantity"]))
     cells = {
-        (row.algorithm, row.quantity): Cell(f"{_integer(row.min)}–{_integer(row.max)}")
-        for row in result.itertuples()
+        (row.algorithm, row.quantity): Cell(f"{_integer(row.min)}–{_integer(row.max)}") for row in result.itertuples()
     }
     names = list(dict.fromkeys(result["algorithm"]))
     body = tuple((Cell(name), *(cells[name, quantity] for quantity in quantities)) for name in names)
-    titles = [
-        (labels or {}).get(quantity, quantity.replace("_", " ").capitalize()) for quantity in quantities
-    ]
+    titles = [(labels or {}).get(quantity, quantity.replace("_", " ").capitalize()) for quantity in quantities]
     return Table(result, ("Algorithm", *titles), body, "l" + "r" * len(quantities), caption)
 
 
@@ -337,9 +330,7 @@ def friedman_table(
     return Table(pd.DataFrame(rows), header, tuple(body), align, caption, STARS_NOTE)
 
 
-def pairwise_table(
-    pairs: pd.DataFrame, *, labels: Mapping[str, str] | None = None, caption: str = ""
-) -> Table:
+def pairwise_table(pairs: pd.DataFrame, *, labels: Mapping[str, str] | None = None, caption: str = "") -> Table:
     """Show the tests of pairs, of one metric or of all.
 
     Args:
