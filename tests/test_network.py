@@ -200,6 +200,7 @@ def _ddp_worker(rank, path, queue):
         net(data[4 * rank : 4 * rank + 4]).square().mean().backward()
         optimiser.step()
     queue.put((rank, [p.detach().numpy() for p in net.parameters()]))
+    dist.barrier()  # a process that leaves early would abort the other one
     dist.destroy_process_group()
 
 

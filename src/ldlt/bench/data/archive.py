@@ -8,6 +8,7 @@ without header.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -195,10 +196,10 @@ class Archive:
     def _assemble(self, name: str, parts: list[NDArray[Any]]) -> Dataset:
         """The data set of four parts, in the order of :func:`_files`."""
         features, labels, test, validation = parts
+        rows = Counter(map(len, parts)).most_common(1)[0][0]
         for file, part in zip(_files(name), parts, strict=True):
-            if len(part) != len(labels):
-                reason = f"{len(part)} rows, but labels_py.dat has {len(labels)}"
-                raise FormatError(self._locate(name) + file, reason)
+            if len(part) != rows:
+                raise FormatError(self._locate(name) + file, f"{len(part)} rows instead of {rows}, as other files have")
         encoded, classes = encode_labels(labels)
         dataset = Dataset(name, features, encoded, classes, test, validation, str(self.path))
         notes = tuple(str(quirk) for quirk in quirks(dataset) if quirk.code in FLAGGED)

@@ -24,7 +24,7 @@ from ldlt.errors import MissingExtraError
 
 __all__ = ["RECIPES", "Embedded", "Recipe"]
 
-EXTRA = "demo"
+EXTRA = "bench"
 """The extra of this package that installs scikit-learn."""
 
 
