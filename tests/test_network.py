@@ -381,3 +381,33 @@ def test_orthogonal_init_and_keep():
     ldlt.Lipschitz(module, input_shape=3, init="orthogonal", gain=0.5, alpha=4.0)
     torch.testing.assert_close(module[0].weight.T @ module[0].weight, torch.eye(3), rtol=1e-5, atol=1e-5)
     assert torch.equal(module[0].bias, before["0.bias"])
+
+
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_batches_use_factored_weights_with_the_same_result(kind, contraction):
+    """Fewer samples than neurons: solves are applied to the batch; outputs and gradients are those of the explicit weights."""
+    net = KINDS[kind](contraction=contraction, dtype=torch.float64)
+    randomise(net, 2)
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    net(x).square().sum().backward()
+    found = [x.grad.clone(), *(p.grad.clone() for p in net.parameters())]
+    net.zero_grad()
+    x.grad = None
+    functional_call(net.module, net.explicit(), (x,)).square().sum().backward()
+    for a, b in zip(found, [x.grad, *(p.grad for p in net.parameters())], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_factored_weights_are_ordinary_tensors_to_everything_but_linear():
+    net = ldlt.nn.FeedForward(5, [16, 16], 2)
+    found = net._sweep(batch=3).weights
+    factored = found["2.weight"]
+    assert isinstance(factored, ldlt.factored.FactoredWeight)
+    dense = net.explicit()["2.weight"]
+    torch.testing.assert_close(factored + 0, dense)
+    torch.testing.assert_close(torch.relu(factored), torch.relu(dense))
+    torch.testing.assert_close(factored @ torch.ones(16), dense.sum(1))
+    assert factored.shape == (16, 16)
+    x = torch.randn(2, 4, 16)
+    torch.testing.assert_close(nn.functional.linear(x, factored), nn.functional.linear(x, dense))

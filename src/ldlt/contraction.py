@@ -49,6 +49,10 @@ class Root(ABC):
     def right_divide(self, x: Tensor) -> Tensor:
         """``x K^{-*} / factor``, x (m, n)."""
 
+    @abstractmethod
+    def divide(self, x: Tensor) -> Tensor:
+        """``K^{-*} x / factor``, x (n, m)."""
+
 
 class TriangularRoot(Root):
     """``K = M / factor`` for a lower-triangular M."""
@@ -61,6 +65,9 @@ class TriangularRoot(Root):
 
     def right_divide(self, x: Tensor) -> Tensor:
         return self.lower.solve(x.mH).mH
+
+    def divide(self, x: Tensor) -> Tensor:
+        return self.lower.solve_adjoint(x)
 
 
 class AdjointRoot(Root):
@@ -75,6 +82,9 @@ class AdjointRoot(Root):
     def right_divide(self, x: Tensor) -> Tensor:
         return self.lower.solve_adjoint(x.mH).mH
 
+    def divide(self, x: Tensor) -> Tensor:
+        return self.lower.solve(x)
+
 
 class HermitianRoot(Root):
     """``K = M / factor`` for a Hermitian positive definite M with known inverse."""
@@ -87,6 +97,9 @@ class HermitianRoot(Root):
 
     def right_divide(self, x: Tensor) -> Tensor:
         return x @ self.inverse
+
+    def divide(self, x: Tensor) -> Tensor:
+        return self.inverse @ x
 
 
 class InverseRoot(Root):
@@ -107,6 +120,9 @@ class InverseRoot(Root):
     def right_divide(self, x: Tensor) -> Tensor:
         return x @ self.matrix.mH
 
+    def divide(self, x: Tensor) -> Tensor:
+        return self.matrix.mH @ x
+
 
 class IdentityRoot(Root):
     """``K = I``."""
@@ -118,6 +134,9 @@ class IdentityRoot(Root):
         return torch.eye(self.size, dtype=self.like.dtype, device=self.like.device)
 
     def right_divide(self, x: Tensor) -> Tensor:
+        return x
+
+    def divide(self, x: Tensor) -> Tensor:
         return x
 
 

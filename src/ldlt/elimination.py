@@ -114,6 +114,7 @@ class Elimination:
         slopes: Slopes,
         multiplier: Tensor,
         survivors: Sequence[str],
+        lazy: bool = False,
     ) -> list[Tensor]:
         r"""Eliminate an activation whose input is a free map.
 
@@ -124,12 +125,13 @@ class Elimination:
             slopes: Of the n neurons.
             multiplier: ``Λ`` (n,).
             survivors: Values that are read after this move.
+            lazy: Whether a map may be returned in factored form.
 
         Returns:
             The explicit maps ``C``, (n, d_member) for each member of the frame.
         """
         scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
-        maps = frame.right_divide(contracted.matrix, scale)
+        maps = frame.right_divide(contracted.matrix, scale, lazy)
         self._append(name, frame, contracted, slopes, multiplier, survivors)
         return maps
 

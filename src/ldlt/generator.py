@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ldlt.contraction import Root
+from ldlt.contraction import IdentityRoot, Root
+from ldlt.factored import FactoredWeight
 from ldlt.triangular import scale_both
 
 __all__ = [
@@ -47,6 +48,10 @@ class Square:
         columns = self.root.factor / self.scale
         divided = self.root.right_divide(x)
         return divided * columns if rows is None else scale_both(divided, rows, columns)
+
+    def divide(self, x: Tensor) -> Tensor:
+        """``F^{-1} x``, x (n, m)."""
+        return self.root.divide(x * (self.root.factor / self.scale)[:, None])
 
 
 @dataclass
@@ -198,10 +203,16 @@ class Frame:
                     out[m] = part
         return out
 
-    def right_divide(self, matrix: Tensor, rows: Tensor | None = None) -> list[Tensor]:
-        """``diag(rows) X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution."""
+    def right_divide(self, matrix: Tensor, rows: Tensor | None = None, lazy: bool = False) -> list[Tensor]:
+        """``diag(rows) X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution.
+
+        With ``lazy`` the result may be a :class:`~ldlt.factored.FactoredWeight`.
+        """
         if len(self.pieces) == 1 and isinstance(self.pieces[0], _Peel):
-            return [self.pieces[0].square.right_divide(matrix, rows)]
+            square = self.pieces[0].square
+            if lazy and not isinstance(square.root, IdentityRoot):
+                return [FactoredWeight(matrix, square.divide, lambda: square.right_divide(matrix, rows), rows)]
+            return [square.right_divide(matrix, rows)]
         if rows is not None:
             matrix = rows[:, None] * matrix
         out: dict[int, Tensor] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.func import functional_call
 
 from ldlt import activations, initialise
@@ -198,8 +199,8 @@ class Lipschitz(nn.Module):
         weights = {n: cast(p) for n, p in self.module.named_parameters()}
         return Free(weights, cast(self._bound()), extra)
 
-    def _sweep(self, dtype: torch.dtype | None = None) -> Explicit:
-        return sweep(self._blueprint, self.module, self._free(dtype))
+    def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None) -> Explicit:
+        return sweep(self._blueprint, self.module, self._free(dtype), batch=batch)
 
     def explicit(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """All parameters of the user's module in explicit form, by name; differentiable.
@@ -221,7 +222,11 @@ class Lipschitz(nn.Module):
             raise ShapeError(f"the input must be a tensor, not {type(x).__name__}")
         if tuple(x.shape[1:]) != self.input_shape or x.ndim < 1:
             raise ShapeError(f"the input must have shape {('batch', *self.input_shape)}, not {tuple(x.shape)}")
-        found = self._sweep()
+        # Compilers and function transforms get plain matrices.
+        plain = (
+            torch.compiler.is_compiling() or isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
+        )
+        found = self._sweep(batch=None if plain else x.shape[0])
         y: Tensor = functional_call(self.module, found.weights, (x,))
         return y if self.plan.output.free else y * self._gain(found)
 

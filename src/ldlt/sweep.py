@@ -81,13 +81,17 @@ def _slopes(node: Activation, group: Group, module: nn.Module, like: Tensor) -> 
 
 
 class _Run:
-    def __init__(self, blueprint: Blueprint, module: nn.Module, free: Free, target: Explicit | None) -> None:
+    def __init__(
+        self, blueprint: Blueprint, module: nn.Module, free: Free, target: Explicit | None, batch: int | None
+    ) -> None:
         self.blueprint, self.module, self.free, self.target = blueprint, module, free, target
+        self.batch = batch
         self.graph, self.plan = blueprint.graph, blueprint.plan
         self.state = Elimination(self.graph.input.name, self.graph.input.shape, free.bound, blueprint.choices)
         self.weights: dict[str, Tensor] = {}  # parameter name -> explicit matrix so far
         self.multipliers: dict[str, Tensor] = {}
         self.inverse: dict[str, dict[str, Tensor]] = {}
+        self.transported = {s.transport for s in self.plan.steps if s.transport is not None}
 
     # -- wiring ------------------------------------------------------------------------------------------------------
 
@@ -140,9 +144,18 @@ class _Run:
         if self.target is not None:
             multiplier = self.target.multipliers[group.name]
         contracted = self._contract(group, frame, slopes, multiplier, extra)
-        maps = self.state.hidden(group.name, frame, contracted, slopes, multiplier, survivors)
+        lazy = self._lazy(group)
+        maps = self.state.hidden(group.name, frame, contracted, slopes, multiplier, survivors, lazy)
         self._assign(group, maps)
         self.multipliers[group.name] = multiplier
+
+    def _lazy(self, group: Group) -> bool:
+        """Whether the group's map is better applied to the batch factor by factor than multiplied out."""
+        if self.batch is None or len(group.terms) != 1 or len(group.terms[0].members) != 1:
+            return False
+        term = group.terms[0]
+        plain = term.rows is None and term.scale == 1 and term.affine not in self.transported
+        return plain and self.batch < min(group.size, self.graph[term.members[0]].features)
 
     def _frame(self, group: Group, survivors: Sequence[str]) -> Frame:
         members = [m for t in group.terms for m in t.members]
@@ -233,7 +246,13 @@ class _Run:
         return Explicit(self.weights, self.multipliers, output, self.free.bound, self.inverse)
 
 
-def sweep(blueprint: Blueprint, module: nn.Module, free: Free, target: Explicit | None = None) -> Explicit:
+def sweep(
+    blueprint: Blueprint,
+    module: nn.Module,
+    free: Free,
+    target: Explicit | None = None,
+    batch: int | None = None,
+) -> Explicit:
     """Run the rule over a graph.
 
     Args:
@@ -242,8 +261,10 @@ def sweep(blueprint: Blueprint, module: nn.Module, free: Free, target: Explicit 
         free: The free parameters.
         target: Explicit weights and multipliers to be reproduced: the sweep then runs backwards, from maps to free
             parameters, which it returns in ``inverse``.
+        batch: Size of the batch the weights are made for: maps that are larger may come in factored form. None: all are
+            explicit.
 
     Raises:
         InfeasibleError: ``target`` does not satisfy the matrix inequality strictly.
     """
-    return _Run(blueprint, module, free, target).run()
+    return _Run(blueprint, module, free, target, batch).run()

@@ -1,0 +1,79 @@
+"""A weight in factored form: ``diag(rows) U F^{-1}``, applied to a batch without being multiplied out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+__all__ = ["FactoredWeight"]
+
+
+class FactoredWeight(Tensor):
+    """A matrix (n, k) that ``F.linear`` applies factor by factor, and everything else sees multiplied out.
+
+    When a batch has fewer samples than the layer has neurons, solving with ``F`` for the batch is less work than forming the matrix. The
+    user's own forward function does not notice: its ``Linear`` layers get this instead of a plain weight.
+
+    Args:
+        matrix: ``U`` (n, k).
+        divide: ``x -> F^{-1} x`` for columns x (k, batch).
+        dense: The explicit matrix, when it is asked for.
+        rows: Scaling of the rows (n,), or None.
+    """
+
+    matrix: Tensor
+    divide: Callable[[Tensor], Tensor]
+    dense: Callable[[], Tensor]
+    rows: Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls,
+        matrix: Tensor,
+        divide: Callable[[Tensor], Tensor],
+        dense: Callable[[], Tensor],
+        rows: Tensor | None,
+    ) -> FactoredWeight:
+        self: FactoredWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, matrix.shape, dtype=matrix.dtype, device=matrix.device, requires_grad=False
+        )
+        self.matrix, self.divide, self.dense, self.rows = matrix, divide, dense, rows
+        return self
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """``x F^{-*} U^* diag(rows) + bias`` for x (batch, k)."""
+        y = self.divide(x.mT).mT @ self.matrix.mT
+        if self.rows is None:
+            return y if bias is None else y + bias
+        return y * self.rows if bias is None else torch.addcmul(bias, y, self.rows)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func is F.linear:
+            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | options
+            x, weight = given["input"], given["weight"]
+            if isinstance(weight, FactoredWeight) and type(x) is Tensor and x.ndim == 2:
+                return weight.apply_to(x, given.get("bias"))
+        if getattr(func, "__name__", "") in ("__get__", "size", "dim", "stride", "is_floating_point"):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **options)
+        plain = tree_map(lambda a: a.dense() if isinstance(a, FactoredWeight) else a, (tuple(args), options))
+        return func(*plain[0], **plain[1])
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        plain = tree_map(lambda a: a.dense() if isinstance(a, FactoredWeight) else a, (tuple(args), dict(kwargs or {})))
+        return func(*plain[0], **plain[1])
