@@ -1,4 +1,4 @@
-"""Interleaved timing: every candidate is run once per round, medians are compared, so that a busy machine hits all alike."""
+"""Interleaved timing: every candidate runs once per round and medians are compared, so load hits all alike."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 Run:  python benchmarks/step.py            (all widths; needs the extra `peers` for the peers' rows)
       python benchmarks/step.py --widths 512 --rounds 40
 
-Every network maps 64 inputs through four hidden layers to 10 outputs. A step is forward, cross-entropy, backward and AdamW on a batch
-of 256. Frozen inference is the forward pass alone, against that of the plain MLP.
+Every network maps 64 inputs through four hidden layers to 10 outputs. A step is forward, cross-entropy, backward and
+AdamW on a batch of 256. Frozen inference is the forward pass alone, against that of the plain MLP.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import warnings
+from itertools import pairwise
 
 import torch
-from _measure import interleave, machine
 from torch import nn
 
 import ldlt
+from _measure import interleave, machine
 from ldlt.families import FamilyNetwork
 
 INPUTS, OUTPUTS, DEPTH, BATCH = 64, 10, 4, 256
@@ -27,7 +28,7 @@ def sequential(layer, activation) -> nn.Module:
     def make(width: int) -> nn.Module:
         sizes = [INPUTS] + [width] * DEPTH
         layers: list[nn.Module] = []
-        for i, o in zip(sizes[:-1], sizes[1:], strict=True):
+        for i, o in pairwise(sizes):
             layers += [layer(i, o), activation()]
         return nn.Sequential(*layers, layer(width, OUTPUTS))
 
@@ -47,7 +48,7 @@ def candidates() -> dict:
     for family in ("aol", "sll", "sandwich", "orthogonal"):
         found[f"our {family}"] = lambda w, f=family: FamilyNetwork(f, INPUTS, [w] * DEPTH, OUTPUTS)
     if importlib.util.find_spec("deel") is not None:
-        import deel.torchlip as torchlip
+        from deel import torchlip
 
         found["deel-torchlip SpectralLinear"] = sequential(torchlip.SpectralLinear, torchlip.GroupSort2)
     if importlib.util.find_spec("orthogonium") is not None:

@@ -386,7 +386,7 @@ def test_orthogonal_init_and_keep():
 @pytest.mark.parametrize("contraction", CONTRACTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_batches_use_factored_weights_with_the_same_result(kind, contraction):
-    """Fewer samples than neurons: solves are applied to the batch; outputs and gradients are those of the explicit weights."""
+    """Fewer samples than neurons: solves are applied to the batch; outputs and gradients stay the same."""
     net = KINDS[kind](contraction=contraction, dtype=torch.float64)
     randomise(net, 2)
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ __all__ = ["FactoredWeight"]
 class FactoredWeight(Tensor):
     """A matrix (n, k) that ``F.linear`` applies factor by factor, and everything else sees multiplied out.
 
-    When a batch has fewer samples than the layer has neurons, solving with ``F`` for the batch is less work than forming the matrix. The
-    user's own forward function does not notice: its ``Linear`` layers get this instead of a plain weight.
+    When a batch has fewer samples than the layer has neurons, solving with ``F`` for the batch is less work than
+    forming the matrix. The user's own forward function does not notice: its ``Linear`` layers get this instead of a
+    plain weight.
 
     Args:
         matrix: ``U`` (n, k).
@@ -27,12 +28,11 @@ class FactoredWeight(Tensor):
     """
 
     matrix: Tensor
-    divide: Callable[[Tensor], Tensor]
+    solver: Callable[[Tensor], Tensor]
     dense: Callable[[], Tensor]
     rows: Tensor | None
 
-    @staticmethod
-    def __new__(
+    def __new__(  # noqa: D102
         cls,
         matrix: Tensor,
         divide: Callable[[Tensor], Tensor],
@@ -42,7 +42,7 @@ class FactoredWeight(Tensor):
         self: FactoredWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, matrix.shape, dtype=matrix.dtype, device=matrix.device, requires_grad=False
         )
-        self.matrix, self.divide, self.dense, self.rows = matrix, divide, dense, rows
+        self.matrix, self.solver, self.dense, self.rows = matrix, divide, dense, rows
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -50,15 +50,13 @@ class FactoredWeight(Tensor):
 
     def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x F^{-*} U^* diag(rows) + bias`` for x (batch, k)."""
-        y = self.divide(x.mT).mT @ self.matrix.mT
+        y = self.solver(x.mT).mT @ self.matrix.mT
         if self.rows is None:
             return y if bias is None else y + bias
         return y * self.rows if bias is None else torch.addcmul(bias, y, self.rows)
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         options = dict(kwargs or {})
         if func is F.linear:
             given = dict(zip(("input", "weight", "bias"), args, strict=False)) | options
@@ -72,8 +70,6 @@ class FactoredWeight(Tensor):
         return func(*plain[0], **plain[1])
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         plain = tree_map(lambda a: a.dense() if isinstance(a, FactoredWeight) else a, (tuple(args), dict(kwargs or {})))
         return func(*plain[0], **plain[1])

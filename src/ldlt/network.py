@@ -96,7 +96,7 @@ class Lipschitz(nn.Module):
         train_bound: bool = False,
         bound_floor: float | None = None,
         bound_ceiling: float | None = None,
-        alpha: float = 1.0,
+        alpha: float = 0.01,
         init: str = "default",
         gain: float = 1.0,
     ) -> None:
