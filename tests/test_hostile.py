@@ -65,8 +65,8 @@ def test_orthogonal_head_reaches_the_bound_itself(name):
 def test_bound_holds_after_violent_steps(name, contraction):
     """Steps a thousand times the usual ones: the free matrices are huge, and still no pair is too steep.
 
-    The stored float32 weights are attacked in float64: with residual branches of norm 1e4 a float32 forward pass rounds by
-    more than the distance between the outputs of a close pair.
+    The stored float32 weights are attacked in float64: with residual branches of norm 1e4 a float32 forward pass rounds
+    by more than the outputs of a close pair differ.
     """
     net = ARCHITECTURES[name](contraction=contraction, head="orthogonal")
     push_apart(net, steps=30, rate=1.0)

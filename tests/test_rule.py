@@ -70,6 +70,24 @@ def test_any_graph_any_size_of_parameters(seed, contraction, head, scale, bound)
     assert ldlt.lmi.residual(net) >= -1e-9
 
 
+def test_precision_of_the_yardstick_does_not_depend_on_the_default_dtype():
+    torch.set_default_dtype(torch.float32)
+    for activation in (nn.GELU, nn.SiLU, nn.Mish):
+        net = ldlt.nn.FeedForward(3, [5, 4], 2, activation=activation, head="orthogonal", dtype=torch.float64)
+        randomise(net, 0)
+        assert abs(ldlt.lmi.residual(net)) < 1e-12
+        given = ldlt.Lipschitz(nn.Sequential(activation(), nn.Linear(3, 2)).double(), input_shape=3, head="orthogonal")
+        randomise(given, 0)
+        assert abs(ldlt.lmi.residual(given)) < 1e-12
+
+
+def test_a_singular_cayley_root_gives_nan_not_an_exception():
+    net = ldlt.nn.Residual(1, [1], 1, contraction="cayley")
+    with torch.no_grad():
+        net.module.body[0].weight.fill_(1.0)  # A = (1 − w²)/(1 + w²) = 0
+    assert torch.isnan(net(torch.ones(1, 1))).all()
+
+
 def test_the_oracle_can_fail():
     """Weights that are too large by one part in a thousand are seen by the inequality."""
     net = ldlt.nn.Residual(4, [8, 8], 3, head="orthogonal")
@@ -280,7 +298,8 @@ def test_block_factors_multiply_back():
     net = ldlt.nn.Residual(4, [5, 6], 3)
     randomise(net, 2)
     found = ldlt.lmi.assemble(net)
-    lower, diagonal = found.factors()
-    torch.testing.assert_close(lower @ diagonal @ lower.T, found.matrix, rtol=1e-10, atol=1e-12)
+    factors = found.factors()
+    torch.testing.assert_close(factors.product(), found.matrix, rtol=1e-10, atol=1e-12)
+    assert all(float(torch.linalg.eigvalsh(d)[0]) > -1e-12 for d in factors.D)
     assert found.names == ("x", "body_1", "body_3")
     assert found.sizes == (4, 5, 6)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .errors import LdltError, OptionError, ShapeError, SlopeError
+from ldlt.errors import LdltError, OptionError, ShapeError, SlopeError
 
 __all__ = [
     "ELEMENTWISE",

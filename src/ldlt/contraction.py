@@ -112,7 +112,9 @@ class InverseRoot(Root):
         """``A^{-1} rhs``."""
         if self.lower:
             return torch.linalg.solve_triangular(self.matrix, rhs, upper=False)
-        return torch.linalg.solve(self.matrix, rhs)
+        solution, info = torch.linalg.solve_ex(self.matrix, rhs)
+        # A is singular on a set of measure zero only: NaN, like every numerical breakdown here, not an exception.
+        return torch.where((info == 0)[..., None, None], solution, torch.nan)
 
     def dense(self) -> Tensor:
         return self.solve(torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device))

@@ -18,7 +18,8 @@ only for the joint covariance of the tensors that are still live, and each tenso
 
 After each of the first two, every live tensor is inflated by fresh noise, :math:`F_t \leftarrow [F_t\;\;
 (KUQF_t^*)^*]`, and the new tensor :math:`w = cCw_K + e`, :math:`\operatorname{cov}(e) = (2\Lambda)^{-1}` joins.
-Nothing is ever subtracted or inverted.
+For free maps nothing is subtracted or inverted; a given map needs a
+factor of ``I − UU^*``, which its multiplier keeps well conditioned.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class Elimination:
             The multiplier ``Λ`` (n,).
         """
         frame = noise_frame(value)
-        radius = slopes.radius if isinstance(slopes.radius, Tensor) else torch.as_tensor(slopes.radius).to(balance)
+        radius = slopes.radius if isinstance(slopes.radius, Tensor) else balance.new_tensor(slopes.radius)
         rows = frame.noise_rows(value) * (radius.reshape(-1, 1) if radius.ndim else radius)  # r F_v, (n, q)
         gram = 2 * (rows @ rows.mH)
         # A tiny number in the divisor only makes Λ smaller, which is safe; it serves rows that are exactly zero.

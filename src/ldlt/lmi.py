@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.errors import ShapeError
+from ldlt.block_ldlt import BlockFactors, block_ldlt
 from ldlt.graph import Activation, Affine, Graph, Input, Wire
 
 if TYPE_CHECKING:
     from ldlt.network import Lipschitz
 
-__all__ = ["MatrixInequality", "assemble", "block_ldlt", "from_graph", "residual"]
+__all__ = ["BlockFactors", "MatrixInequality", "assemble", "block_ldlt", "from_graph", "residual"]
 
 
 @dataclass(frozen=True)
@@ -57,38 +57,9 @@ class MatrixInequality:
         """Smallest eigenvalue relative to the scale."""
         return self.smallest / self.scale
 
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """Block ``LDL'``: unit lower triangular ``L`` and block diagonal ``D``."""
+    def factors(self) -> BlockFactors:
+        """Block ``LDL'``: unit lower triangular ``L`` and block diagonal ``D``, one block per name."""
         return block_ldlt(self.matrix, self.sizes)
-
-
-def block_ldlt(matrix: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Block ``LDL'`` factorisation of a symmetric matrix by successive Schur complements.
-
-    Args:
-        matrix: Symmetric (N, N).
-        sizes: Block sizes, summing to N.
-
-    Returns:
-        ``L`` (unit lower triangular by blocks) and ``D`` (block diagonal), both dense (N, N), with ``L D L' =
-        matrix``. A singular last block is allowed.
-    """
-    n = matrix.shape[0]
-    if matrix.ndim != 2 or matrix.shape[1] != n or sum(sizes) != n:
-        raise ShapeError(f"a square matrix of size {sum(sizes)} is needed, not {tuple(matrix.shape)}")
-    lower, diagonal = torch.eye(n, dtype=matrix.dtype), torch.zeros_like(matrix)
-    rest = matrix.clone()
-    start = 0
-    for size in sizes:
-        here, below = slice(start, start + size), slice(start + size, n)
-        pivot = rest[here, here]
-        diagonal[here, here] = pivot
-        if start + size < n:
-            column = torch.linalg.solve(pivot, rest[below, here], left=False)
-            lower[below, here] = column
-            rest[below, below] = rest[below, below] - column @ rest[here, below]
-        start += size
-    return lower, diagonal
 
 
 def from_graph(
@@ -147,7 +118,7 @@ def _constraint(node: Activation, module: nn.Module, v: Tensor, w: Tensor, multi
     sector = activations.sector(node.resolve(module))
 
     def spread(value: Tensor | float) -> Tensor:
-        flat = torch.as_tensor(value).detach().double().reshape(-1, 1)
+        flat = torch.as_tensor(value, dtype=torch.float64).detach().reshape(-1, 1)
         return flat.expand(-1, node.features // len(flat)).reshape(-1)
 
     center, radius = spread(sector.center), spread(sector.radius)

@@ -24,8 +24,6 @@ from ldlt.trace import trace
 
 __all__ = ["Lipschitz", "Scaled"]
 
-_ROLES = ("log_alpha", "skew", "log_multiplier", "log_balance", "margin")
-
 
 class Scaled(nn.Module):
     """``gain · module(x)``: the frozen form of a network whose output has no free map."""
@@ -48,7 +46,8 @@ class Lipschitz(nn.Module):
     The module is traced once. Its ``weight`` parameters become *free*; :meth:`explicit` maps them to the *explicit*
     weights, for which the linear matrix inequality of LipSDP holds with the multipliers of :meth:`multipliers`;
     ``forward`` runs the user's own module with those. For fixed multipliers this reaches every network of that
-    architecture for which the inequality holds strictly, and no other.
+    architecture for which the inequality holds strictly, and no other (where all activations have free maps; a given
+    map bounds its multiplier by Gershgorin's theorem).
 
     Args:
         module: Any module that ``torch.fx`` can trace, made of ``Linear`` layers, elementwise activations,
@@ -127,8 +126,7 @@ class Lipschitz(nn.Module):
         self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen))
         like = next(p for p in module.parameters() if p.is_floating_point())
         self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
-        for role in _ROLES:
-            self.add_module(role, nn.ParameterDict())
+        self._roles: list[str] = []
         for group in [*plan.groups.values(), plan.output]:
             self._add_parameters(group, alpha, train_multipliers)
         self.to(dtype=like.dtype, device=like.device)
@@ -150,6 +148,9 @@ class Lipschitz(nn.Module):
             roles["log_balance"] = torch.zeros(group.size)
             roles["margin"] = torch.tensor(3.0)  # θ = 0.95
         for role, value in roles.items():
+            if role not in self._roles:
+                self._roles.append(role)
+                self.add_module(role, nn.ParameterDict())
             trained = train_multipliers or role not in ("log_multiplier", "log_balance", "margin")
             getattr(self, role)[group.name] = nn.Parameter(value, requires_grad=trained)
 
@@ -162,7 +163,7 @@ class Lipschitz(nn.Module):
             for n, p in self.module.named_parameters()
         }
         extra: dict[str, dict[str, Tensor]] = {}
-        for role in _ROLES:
+        for role in self._roles:
             for name, p in getattr(self, role).items():
                 noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
                 extra.setdefault(name, {})[role] = p.detach().double().cpu() * (role == "margin") + 0.3 * noise
@@ -193,7 +194,7 @@ class Lipschitz(nn.Module):
             return p if dtype is None or not p.is_floating_point() else p.to(dtype)
 
         extra: dict[str, dict[str, Tensor]] = {g: {} for g in self._groups}
-        for role in _ROLES:
+        for role in self._roles:
             for name, p in getattr(self, role).items():
                 extra[name][role] = cast(p)
         weights = {n: cast(p) for n, p in self.module.named_parameters()}
@@ -330,7 +331,7 @@ class Lipschitz(nn.Module):
     def _store(self, group: Group, roles: Mapping[str, Tensor]) -> None:
         rows = {self.plan.weights[t.affine]: t.rows for t in group.terms}
         for role, value in roles.items():
-            if role in _ROLES:
+            if role in self._roles:
                 getattr(self, role)[group.name].copy_(value)
                 continue
             target = self.module.get_parameter(role)

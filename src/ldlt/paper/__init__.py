@@ -16,12 +16,13 @@ use it, covers any acyclic graph, and is faster.
 
 from __future__ import annotations
 
-from .as_printed import AsPrintedResidual, AsPrintedWarning, as_printed_block, printed_last_pivot
-from .block import ResidualBlock
-from .corrected import corrected_block
-from .counterexample import ScalarCounterexample, SteepestPair, scalar_counterexample, violation
-from .factors import BlockFactors, block_ldlt, closed_form_factors
-from .figures import b_structure, factor_structure
+from ldlt.block_ldlt import BlockFactors, block_ldlt
+from ldlt.paper.as_printed import AsPrintedResidual, AsPrintedWarning, as_printed_block, printed_last_pivot
+from ldlt.paper.block import ResidualBlock
+from ldlt.paper.corrected import corrected_block
+from ldlt.paper.counterexample import ScalarCounterexample, SteepestPair, scalar_counterexample, violation
+from ldlt.paper.factors import closed_form_factors
+from ldlt.paper.figures import b_structure, factor_structure
 
 __all__ = [
     "AsPrintedResidual",

@@ -14,11 +14,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..errors import BoundError, OptionError, ShapeError
-from .block import ResidualBlock
-from .factors import closed_form_factors
-from .free import Alpha, alpha_values, check_chain
-from .roots import Root, contraction, left_solve
+from ldlt.errors import BoundError, OptionError, ShapeError
+from ldlt.paper.block import ResidualBlock
+from ldlt.paper.factors import closed_form_factors
+from ldlt.paper.free import Alpha, alpha_values, check_chain
+from ldlt.paper.roots import Root, contraction, left_solve
 
 __all__ = ["AsPrintedResidual", "AsPrintedWarning", "PrintedForm", "as_printed_block", "printed_last_pivot"]
 

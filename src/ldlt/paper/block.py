@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import BoundError, ShapeError, SlopeError
-from .free import check_multipliers
+from ldlt.errors import BoundError, ShapeError, SlopeError
+from ldlt.paper.free import check_multipliers
 
 __all__ = ["ResidualBlock"]
 

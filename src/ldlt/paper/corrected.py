@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..errors import BoundError, ShapeError, SlopeError
-from .block import ResidualBlock
-from .free import Alpha, alpha_values, check_chain, check_multipliers
-from .roots import Root, contraction, gram_root, left_solve, right_solve
+from ldlt.errors import BoundError, ShapeError, SlopeError
+from ldlt.paper.block import ResidualBlock
+from ldlt.paper.free import Alpha, alpha_values, check_chain, check_multipliers
+from ldlt.paper.roots import Root, contraction, gram_root, left_solve, right_solve
 
 __all__ = ["corrected_block"]
 

@@ -10,8 +10,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from .as_printed import AsPrintedResidual, as_printed_block
-from .block import Activation, ResidualBlock
+from ldlt.paper.as_printed import AsPrintedResidual, as_printed_block
+from ldlt.paper.block import Activation, ResidualBlock
 
 __all__ = ["ScalarCounterexample", "SteepestPair", "scalar_counterexample", "violation"]
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MissingExtraError, OptionError
-from .block import ResidualBlock
-from .corrected import corrected_block
-from .factors import closed_form_factors
-from .roots import Root
+from ldlt.errors import MissingExtraError, OptionError
+from ldlt.paper.block import ResidualBlock
+from ldlt.paper.corrected import corrected_block
+from ldlt.paper.factors import closed_form_factors
+from ldlt.paper.roots import Root
 
 __all__ = ["b_structure", "factor_structure"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..errors import OptionError, ShapeError
+from ldlt.errors import OptionError, ShapeError
 
 __all__ = ["Alpha", "alpha_values", "check_chain", "check_multipliers"]
 

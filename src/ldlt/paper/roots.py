@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..errors import OptionError, ShapeError
+from ldlt.errors import OptionError, ShapeError
 
 __all__ = ["Root", "contraction", "gram_root", "left_solve", "right_solve"]
 

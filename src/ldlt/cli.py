@@ -1,0 +1,128 @@
+"""The command line: ``ldlt``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ldlt._version import __version__
+from ldlt.errors import LdltError
+
+__all__ = ["main"]
+
+_EXAMPLES = """examples:
+  ldlt demo                                train certified classifiers on an embedded data set
+  ldlt demo --set wine --epochs 80 --json  another set, figures for machines
+  ldlt figure factors ldl.png              structure of the LDL' factors of the paper's residual block
+  ldlt figure b artefacts.svg              |B| with symmetric and with Cholesky roots
+  ldlt data list                           data sets that need no download
+"""
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from ldlt import demo  # noqa: PLC0415
+
+    show = sys.stderr.isatty() and not arguments.json
+    outcomes = demo.run(
+        arguments.set,
+        epochs=arguments.epochs,
+        width=arguments.width,
+        seed=arguments.seed,
+        progress=(lambda line: print(f"\r{line}   ", end="", file=sys.stderr)) if show else (lambda _: None),
+    )
+    if show:
+        print(file=sys.stderr)
+    if arguments.json:
+        print(json.dumps([asdict(o) for o in outcomes]))
+        return 0
+    print(f"{arguments.set}: share of test points that are right and certified within a Euclidean radius\n")
+    print(demo.format_outcomes(outcomes))
+    print(
+        "\nbound: certified constant of the whole map (every single logit has 1); attack: steepest slope found;"
+        "\nLMI: smallest eigenvalue of the matrix inequality at that bound, relative to its scale."
+    )
+    return 0
+
+
+def _figure(arguments: argparse.Namespace) -> int:
+    from ldlt.paper import figures  # noqa: PLC0415
+
+    draw = {"factors": figures.factor_structure, "b": figures.b_structure}[arguments.which]
+    print(draw(Path(arguments.path), seed=arguments.seed))
+    return 0
+
+
+def _data(arguments: argparse.Namespace) -> int:
+    from ldlt.bench import data  # noqa: PLC0415
+
+    if arguments.action == "fetch":
+        archive = data.fetch_sets(arguments.path)
+        print(f"{len(archive.names())} data sets in {arguments.path or data.default_path()}")
+        return 0
+    where = data.locate(arguments.path)
+    archive_or_none = None if where is None else data.Archive(where)
+    if arguments.action == "list":
+        print(data.format_table(data.list_sets(archive_or_none)))
+        return 0
+    report = data.check_sets(archive_or_none)
+    print(report)
+    return 0 if report.ok else 1
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ldlt",
+        description="Networks that are Lipschitz by construction.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"ldlt {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    demo = commands.add_parser("demo", help="train certified classifiers on an embedded data set")
+    demo.add_argument("--set", default="breast-cancer-wisc-diag", help="name of an embedded set (ldlt data list)")
+    demo.add_argument("--epochs", type=_positive, default=40)
+    demo.add_argument("--width", type=_positive, default=64, help="neurons per hidden layer")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--json", action="store_true", help="print figures for machines")
+    demo.set_defaults(run=_demo)
+
+    figure = commands.add_parser("figure", help="draw the figures of the paper's factor structure")
+    figure.add_argument("which", choices=["factors", "b"])
+    figure.add_argument("path", help="file to write, .png or .svg")
+    figure.add_argument("--seed", type=int, default=0)
+    figure.set_defaults(run=_figure)
+
+    data = commands.add_parser("data", help="list, check or fetch the benchmark's data sets")
+    data.add_argument("action", choices=["list", "check", "fetch"])
+    data.add_argument("path", nargs="?", help="archive (zip or folder); default: LDLT_UCI or the user's cache")
+    data.set_defaults(run=_data)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns 0 on success, 1 if a check failed, 2 on an error, 130 when interrupted."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except LdltError as error:
+        print(f"ldlt: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nldlt: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

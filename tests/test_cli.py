@@ -1,0 +1,76 @@
+"""The command line, its error paths and the demo."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import ldlt
+from ldlt import demo
+from ldlt.cli import main
+
+
+def test_demo_prints_a_table(capsys):
+    assert main(["demo", "--set", "iris", "--epochs", "2", "--width", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "LDLT-R" in out
+    assert "36/255" in out
+
+
+def test_demo_for_machines_is_reproducible(capsys):
+    results = []
+    for _ in range(2):
+        assert main(["demo", "--set", "wine", "--epochs", "30", "--width", "16", "--json"]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    for first, second in zip(*results, strict=True):
+        assert {k: v for k, v in first.items() if k != "seconds"} == {k: v for k, v in second.items() if k != "seconds"}
+        assert first["accuracy"]["clean"] > 0.8
+        shares = list(first["accuracy"].values())
+        assert shares == sorted(shares, reverse=True)
+        assert first["attacked"] <= first["bound"] * (1 + 1e-5)
+        assert first["residual"] > -1e-12
+
+
+def test_unknown_set_and_bad_numbers(capsys):
+    assert main(["demo", "--set", "nothing"]) == 2
+    assert "nothing" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        main(["demo", "--epochs", "0"])
+    assert caught.value.code == 2
+    with pytest.raises(SystemExit):
+        main([])
+
+
+def test_interruption_is_reported(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "run", interrupt)
+    assert main(["demo"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["factors", "b"])
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_figures(which, suffix, tmp_path, capsys):
+    path = tmp_path / f"figure.{suffix}"
+    assert main(["figure", which, str(path)]) == 0
+    assert path.stat().st_size > 10_000
+    assert str(path) in capsys.readouterr().out
+    assert main(["figure", which, str(tmp_path / "figure.txt")]) == 2
+
+
+def test_data_list_and_check(capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("LDLT_UCI", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["data", "list"]) == 0
+    assert "balance-scale" in capsys.readouterr().out
+    assert main(["data", "list", str(tmp_path / "missing.zip")]) == 2
+    assert "missing.zip" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert ldlt.__version__ in capsys.readouterr().out
