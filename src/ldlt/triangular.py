@@ -72,7 +72,17 @@ def _add_product(start: Tensor, left: Tensor, right: Tensor, sign: int) -> Tenso
     return start + sign * (left @ right)
 
 
-class _Contract(torch.autograd.Function):
+class _Function(torch.autograd.Function):
+    """Autograd function whose ``apply`` does not inspect the signature of ``forward`` on every call (it has no defaults)."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        return super(torch.autograd.Function, cls).apply(*args)
+
+
+class _Contract(_Function):
     """``(W, alpha) -> (U, M, E, alpha used)``; see the module docstring. ``alpha`` is a scalar or one number per row.
 
     The α that is used is larger than the given one by a share of ``‖W‖²_F`` of the order of the rounding unit. Any
@@ -122,7 +132,7 @@ class _Contract(torch.autograd.Function):
         return grad_w, grad_alpha
 
 
-class _Solve(torch.autograd.Function):
+class _Solve(_Function):
     """``M^{-1} B`` or ``M^{-*} B``."""
 
     generate_vmap_rule = True
@@ -158,7 +168,7 @@ class _Solve(torch.autograd.Function):
         )  # what lies above the diagonal of grad_frame is dropped in _Contract
 
 
-class _Dense(torch.autograd.Function):
+class _Dense(_Function):
     """``M`` itself, with gradient: ``dM = −M E``."""
 
     generate_vmap_rule = True
@@ -186,10 +196,14 @@ class Triangular:
 
     def solve(self, rhs: Tensor) -> Tensor:
         """``M^{-1} rhs``, rhs (..., n, k)."""
+        if not torch.is_grad_enabled():
+            return _solve(self.value, rhs, False)
         return cast(Tensor, _Solve.apply(self.value, self.frame, rhs, False))
 
     def solve_adjoint(self, rhs: Tensor) -> Tensor:
         """``M^{-*} rhs``, rhs (..., n, k)."""
+        if not torch.is_grad_enabled():
+            return _solve(self.value, rhs, True)
         return cast(Tensor, _Solve.apply(self.value, self.frame, rhs, True))
 
     def dense(self) -> Tensor:
@@ -197,7 +211,7 @@ class Triangular:
         return cast(Tensor, _Dense.apply(self.value, self.frame))
 
 
-class _Scale(torch.autograd.Function):
+class _Scale(_Function):
     """``diag(rows) A diag(columns)``, with the gradients of both vectors from one product."""
 
     generate_vmap_rule = True
