@@ -269,7 +269,7 @@ def test_multipliers_by_node():
     assert list(found) == ["_1", "_3"]
     assert found["_1"].shape == (8,)
     fixed = ldlt.nn.FeedForward(5, [8], 2, train_multipliers=False)
-    assert not fixed.log_multiplier["_1"].requires_grad
+    assert not fixed.log_multiplier["at__1"].requires_grad
 
 
 @pytest.mark.parametrize(("floor", "ceiling"), [(None, None), (0.5, None), (None, 3.0), (0.5, 3.0)])
@@ -342,6 +342,49 @@ def test_empty_modules_and_things_that_are_no_module():
 def test_bad_inputs(x):
     with pytest.raises(ldlt.ShapeError, match="input must"):
         ldlt.nn.FeedForward(3, [4], 2)(x)
+
+
+def test_precisions_that_factorisations_do_not_have():
+    for dtype in (torch.float16, torch.bfloat16):
+        with pytest.raises(ldlt.GraphError, match="float32"):
+            ldlt.Lipschitz(nn.Linear(3, 2).to(dtype), input_shape=3)
+    with pytest.raises(ldlt.GraphError, match="meta"):
+        ldlt.Lipschitz(nn.Linear(3, 2, device="meta"), input_shape=3)
+    with pytest.raises(ldlt.ShapeError, match="list of widths"):
+        ldlt.nn.FeedForward(3, 16, 2)
+    with pytest.raises(ldlt.OptionError, match="no brackets"):
+        ldlt.nn.FeedForward(3, [16], 2, activation=nn.ReLU())
+    with pytest.raises(ldlt.OptionError, match="contraction must be"):
+        ldlt.nn.FeedForward(3, [16], 2, contraction=["cayley"])
+
+
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
+def test_autocast_keeps_the_factorisations_in_full_precision(contraction):
+    net = ldlt.nn.FeedForward(5, [16, 12], 3, contraction=contraction)
+    x = torch.randn(32, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = net(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), net(x), rtol=0.1, atol=0.05)
+
+
+def test_load_explicit_takes_maps_that_are_not_normalised_and_slopes_from_its_argument():
+    def make():
+        return nn.Sequential(
+            nn.Linear(4, 5), nn.Linear(5, 6), nn.PReLU(init=0.1 + 0.5 * torch.rand(()).item()), nn.Linear(6, 3)
+        )
+
+    a, b = (ldlt.Lipschitz(make().double(), input_shape=4) for _ in range(2))
+    b.load_explicit(a.explicit(), a.multipliers())
+    x = torch.randn(7, 4, dtype=torch.float64)
+    torch.testing.assert_close(a(x), b(x), rtol=1e-9, atol=1e-10)
+    before = b(x)
+    bad = {k: -v for k, v in a.multipliers().items()}
+    with pytest.raises(ldlt.InfeasibleError, match="positive"):
+        b.load_explicit(a.explicit(), bad)
+    with pytest.raises(ldlt.InfeasibleError):
+        b.load_explicit({k: 100 * v for k, v in a.explicit().items()}, a.multipliers())
+    assert torch.equal(b(x), before)  # a refusal changes nothing
 
 
 def test_empty_batch():

@@ -153,7 +153,7 @@ def test_converse_feasible_weights_are_reached(seed):
 
 
 def _stack_size(net, group):
-    found = net.plan.output if group == "output" else net.plan.groups[group]
+    found = net.plan.output if group == "(output)" else net.plan.groups[group]
     return sum(net.graph[m].features for t in found.terms for m in t.members)
 
 
@@ -194,13 +194,13 @@ def test_feed_forward_cayley_is_the_sandwich_network():
     randomise(net, 0, 0.7)
     x = torch.randn(11, 5)
     h = x
-    for i, name in enumerate(["_1", "_3", "output"]):
+    for i, name in enumerate(["_1", "_3", "(output)"]):
         free, bias = net.module[2 * i].weight, net.module[2 * i].bias
-        a, b = cayley(net.skew[name], free.T)
-        if name == "output":
+        a, b = cayley(net.skew[f"at_{name}"], free.T)
+        if name == "(output)":
             y = h @ b.T + bias
         else:
-            psi = (0.5 * net.log_multiplier[name]).exp()  # Λ = Ψ²
+            psi = (0.5 * net.log_multiplier[f"at_{name}"]).exp()  # Λ = Ψ²
             inner = math.sqrt(2) * (h @ b.T) / psi + bias
             h = math.sqrt(2) * (torch.relu(inner) * psi) @ a
     assert sizes[-1] == y.shape[1]
@@ -217,7 +217,7 @@ def test_multipliers_of_homogeneous_activations_only_move_weights_between_layers
         x = torch.randn(7, 3)
         before = net(x)
         with torch.no_grad():
-            net.log_multiplier["_1"].add_(torch.randn(5))
+            net.log_multiplier["at__1"].add_(torch.randn(5))
         assert torch.allclose(before, net(x)) == equal
 
 

@@ -337,6 +337,6 @@ CONTRACTIONS: dict[str, Contraction] = {c.name: c for c in (Cholesky(), Symmetri
 
 def get_contraction(name: str) -> Contraction:
     """The contraction of that name, or :class:`OptionError`."""
-    if name not in CONTRACTIONS:
+    if not isinstance(name, str) or name not in CONTRACTIONS:
         raise OptionError(f"contraction must be one of {', '.join(map(repr, CONTRACTIONS))}, not {name!r}")
     return CONTRACTIONS[name]

@@ -67,11 +67,18 @@ class Elimination:
         bound: ℓ, a positive scalar tensor; its dtype and device are those of the sweep.
         name: Name of the input value.
         choices: Structural decisions by move name; missing ones are made (and recorded) from the values at hand.
+        floor: See :func:`ldlt.generator.factor`.
     """
 
     def __init__(
-        self, name: str, shape: tuple[int, ...], bound: Tensor, choices: dict[str, FrameChoice | None]
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        bound: Tensor,
+        choices: dict[str, FrameChoice | None],
+        floor: float = 0.0,
     ) -> None:
+        self.floor = floor
         self.sizes: dict[int, int] = {}
         self.live: dict[str, Generator] = {}
         self.choices = choices
@@ -101,9 +108,10 @@ class Elimination:
         """
         stack = [self.live[m].rows(None) for m in members]
         others = [self.live[s] for s in survivors if s in self.live]
-        if move not in self.choices:
-            self.choices[move] = choose_frame(stack, others)
-        return factor_stack(stack, self.choices[move], others)
+        if self.choices.get(move) is None:  # None may also mean that an activation had other slopes then
+            with torch.no_grad():
+                self.choices[move] = choose_frame(stack, others)
+        return factor_stack(stack, self.choices[move], others, self.floor)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -166,8 +174,9 @@ class Elimination:
         radius = slopes.radius if isinstance(slopes.radius, Tensor) else balance.new_tensor(slopes.radius)
         rows = frame.noise_rows(value) * (radius.reshape(-1, 1) if radius.ndim else radius)  # r F_v, (n, q)
         gram = 2 * (rows @ rows.mH)
-        # A tiny number in the divisor only makes Λ smaller, which is safe; it serves rows that are exactly zero.
-        sums = (gram.abs() * balance).sum(-1) / balance + math.sqrt(torch.finfo(balance.dtype).tiny)
+        # A small number in the divisor only makes Λ smaller, which is safe; it serves rows that are (nearly) zero.
+        sums = (gram.abs() * balance).sum(-1) / balance
+        sums = sums + 1e-6 * sums.max().detach() + math.sqrt(torch.finfo(balance.dtype).tiny)
         multiplier = margin / sums
         if slopes.group is not None:
             multiplier = multiplier.reshape(-1, slopes.group).amin(-1).repeat_interleave(slopes.group)

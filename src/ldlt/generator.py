@@ -152,9 +152,10 @@ class _Rest:
 
     members: list[int]
     blocks: list[int]
-    basis: Tensor | None  # Q (q, r + e); None when the noise is its own basis
+    basis: Tensor | None  # (q, r): noise of the blocks -> frame; None for the identity
+    compressor: Tensor | None  # orthonormal (q, r + e): a smaller basis for all live tensors; None if there is none
     rank: int
-    upper: Tensor | None  # R (r, r), F = R^* (or, with range, F = range R); None for the identity
+    upper: Tensor | None  # R (r, r), F = R^* (or, with range, F = range R^*); None for the identity
     range: Tensor | None  # orthonormal columns (d, r) where the stack has no full rank
 
 
@@ -220,10 +221,9 @@ class Frame:
             rhs = matrix[..., span]
             if isinstance(p, _Rest):
                 assert p.upper is not None
-                if p.range is None:
-                    stacked = torch.linalg.solve_triangular(p.upper.mH, rhs, upper=False, left=False)
-                else:
-                    stacked = torch.linalg.solve_triangular(p.upper, rhs, upper=True, left=False) @ p.range.mH
+                stacked = torch.linalg.solve_triangular(p.upper.mH, rhs, upper=False, left=False)
+                if p.range is not None:
+                    stacked = stacked @ p.range.mH
                 sizes = [self.members[m].features for m in p.members]
                 out.update(zip(p.members, stacked.split(sizes, -1), strict=True))
             else:
@@ -237,15 +237,14 @@ class Frame:
         """``C F`` (n, width) for explicit maps C, one (n, d_member) per member: the inverse of :meth:`right_divide`."""
         columns = []
         for p in self.pieces:
-            blocks = [p.block] if isinstance(p, _Peel) else p.blocks
-            parts = []
-            for b in blocks:
-                terms = [w @ g.flat(b).mH for w, g in zip(weights, self.members, strict=True) if b in g.blocks]
-                parts.append(torch.stack(terms).sum(0))
-            part = torch.cat(parts, -1)
-            if isinstance(p, _Rest) and p.basis is not None:
-                part = part @ p.basis[..., : p.rank]
-            columns.append(part)
+            if isinstance(p, _Rest):
+                assert p.upper is not None
+                stacked = torch.cat([weights[m] for m in p.members], -1)
+                stacked = stacked if p.range is None else stacked @ p.range
+                columns.append(stacked @ p.upper.mH)
+                continue
+            terms = [w @ g.flat(p.block).mH for w, g in zip(weights, self.members, strict=True) if p.block in g.blocks]
+            columns.append(torch.stack(terms).sum(0))
         return torch.cat(columns, -1)
 
     def spread(self, matrix: Tensor, gen: Generator) -> Tensor | None:
@@ -257,7 +256,7 @@ class Frame:
             if not any(b in gen.blocks for b in blocks):
                 continue
             if isinstance(p, _Rest) and p.basis is not None:
-                part = part @ p.basis[..., : p.rank].mH
+                part = part @ p.basis.mH
             start = 0
             for b in blocks:
                 size = gen.sizes[b]
@@ -276,7 +275,7 @@ class Frame:
                 out[p.block] = part.mH
                 continue
             if p.basis is not None:
-                part = part @ p.basis[..., : p.rank].mH
+                part = part @ p.basis.mH
             sizes = self.members[0].sizes
             for b, x in zip(p.blocks, part.split([sizes[b] for b in p.blocks], -1), strict=True):
                 out[b] = x.mH
@@ -294,8 +293,8 @@ class Frame:
     def compression(self) -> tuple[list[int], Tensor] | None:
         """Noise blocks that may be replaced by one, and the basis to do it with."""
         for p in self.pieces:
-            if isinstance(p, _Rest) and p.basis is not None:
-                return p.blocks, p.basis
+            if isinstance(p, _Rest) and p.compressor is not None:
+                return p.blocks, p.compressor
         return None
 
 
@@ -303,7 +302,7 @@ def noise_frame(gen: Generator) -> Frame:
     """The frame of the noise itself (F = I) on the blocks of one tensor."""
     blocks = sorted(gen.blocks)
     rank = sum(gen.sizes[b] for b in blocks)
-    return Frame([gen], [_Rest([0], blocks, None, rank, None, None)])
+    return Frame([gen], [_Rest([0], blocks, None, None, rank, None, None)])
 
 
 def _partition(members: Sequence[Generator]) -> tuple[list[tuple[int, int]], list[int], list[int]]:
@@ -348,13 +347,16 @@ def _qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return q * sign[..., None, :], r * sign[..., :, None]
 
 
-def factor(members: Sequence[Generator], choice: FrameChoice | None, others: Sequence[Generator] = ()) -> Frame:
+def factor(
+    members: Sequence[Generator], choice: FrameChoice | None, others: Sequence[Generator] = (), floor: float = 0.0
+) -> Frame:
     """The square factor of stacked members.
 
     Args:
         members: The stacked tensors, features flattened.
         choice: Decision of :func:`choose_frame` for this place of the graph; None if no QR is needed.
         others: The other live tensors, in the order of the sweep.
+        floor: Share of its size by which the noise of every feature in a QR factorisation is raised.
     """
     peeled, rest, blocks = _partition(members)
     frame = Frame(members)
@@ -366,25 +368,44 @@ def factor(members: Sequence[Generator], choice: FrameChoice | None, others: Seq
         return frame
     assert choice is not None
     stack = _stacked([members[i] for i in rest], blocks)
-    rank, full = choice.rank, choice.rank == stack.shape[-1]
-    if full and not choice.extra:
-        basis, upper = _qr(stack)
-        frame.pieces.append(_Rest(rest, blocks, basis, rank, upper, None))
-        return frame
-    basis_or_none: Tensor | None = None
-    if rank < stack.shape[-2] or choice.extra:
+    full = choice.rank == stack.shape[-1]
+    frame.pieces.append(_rest(stack, choice, full, rest, blocks, others, floor))
+    return frame
+
+
+def _rest(
+    stack: Tensor,
+    choice: FrameChoice,
+    full: bool,
+    rest: list[int],
+    blocks: list[int],
+    others: Sequence[Generator],
+    floor: float,
+) -> _Rest:
+    """Factor of the part of a stack that needs a QR factorisation."""
+    rank = choice.rank
+    basis: Tensor | None = None
+    if full or rank < stack.shape[-2] or choice.extra:
         columns = stack if full else stack[..., list(choice.columns)]
         if choice.extra:
             pool = [_stacked([others[t]], blocks)[..., [c]] for t, c in choice.extra]
             columns = torch.cat([columns, *pool], -1)
-        basis_or_none, upper = _qr(columns)
-        if full:
-            frame.pieces.append(_Rest(rest, blocks, basis_or_none, rank, upper[..., :rank, :rank], None))
-            return frame
-        stack = basis_or_none[..., :rank].mH @ stack
-    range_, upper = _qr(stack.mH)
-    frame.pieces.append(_Rest(rest, blocks, basis_or_none, rank, upper, range_))
-    return frame
+        basis, upper = _qr(columns)
+        upper = upper[..., :rank, :rank]
+    range_ = None
+    if not full:
+        inner = stack if basis is None else basis[..., :rank].mH @ stack
+        range_, triangle = _qr(inner.mH)  # F = range · triangle
+        upper = triangle.mH
+    # What follows divides by the factor. A map inside the graph may have come close to losing rank, and a direction
+    # below the rounding errors would be divided by noise. So every feature gets independent noise, a share ``floor`` of
+    # its size: a larger covariance is always safe (the form is monotone in it), and for a well-conditioned stack the
+    # change is below rounding.
+    size = torch.linalg.vector_norm(upper, dim=-2).detach()
+    rotation, raised = _qr(torch.cat([upper, torch.diag_embed(floor * size).to(upper.dtype)], -2))
+    turn = rotation[..., :rank, :]
+    wide = turn if basis is None else basis[..., :rank] @ turn
+    return _Rest(rest, blocks, wide, basis, rank, raised, range_)
 
 
 def _independent(matrix: Tensor, given: Tensor, limit: int) -> list[int]:
@@ -400,6 +421,12 @@ def _independent(matrix: Tensor, given: Tensor, limit: int) -> list[int]:
         base, _ = torch.linalg.qr(given)
         for _ in range(2):
             work = work - base @ (base.mH @ work)
+    if float(torch.linalg.vector_norm(work, dim=0).div(scale).max()) < 1e-8:
+        return []
+    if matrix.shape[1] <= limit:  # all of them, most of the time
+        diagonal = torch.linalg.qr(work / scale, mode="r").R.diagonal().abs()
+        if float(diagonal.min()) > 1e-6:
+            return list(range(matrix.shape[1]))
     chosen: list[int] = []
     while len(chosen) < limit:
         norms = torch.linalg.vector_norm(work, dim=0) / scale

@@ -6,14 +6,15 @@ named after the nodes of the traced program. Shapes never include the batch dime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Activation", "Affine", "Graph", "Input", "Node", "Wire"]
+__all__ = ["Activation", "Affine", "Graph", "Input", "Node", "Wire", "evaluate", "index_map"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Wire(Node):
 
     Attributes:
         kind: ``"function"`` or ``"method"``: what ``target`` is.
-        target: The function or the method's name; not needed for the roles ``"sum"`` and ``"order"``.
+        target: The function or the method's name (None for a negation and for the role ``"order"``).
         args: Positional arguments with :class:`Ref`, :class:`Attr` and ``BATCH`` in the place of values.
         kwargs: Keyword arguments, likewise.
         select: Which element of a tuple result (``chunk``, ``split``) this is.
@@ -108,7 +109,8 @@ class Wire(Node):
                 if isinstance(arg, Ref):
                     return parents[arg.index]
                 if isinstance(arg, Attr):
-                    return _lookup(module, arg.path).to(parents[0])
+                    constant = _lookup(module, arg.path)
+                    return constant.to(parents[0]) if constant.is_floating_point() else constant.to(parents[0].device)
                 if arg is BATCH:
                     return parents[0].shape[0]
                 if isinstance(arg, (tuple, list)):
@@ -194,7 +196,39 @@ class Graph:
         return Graph(tuple(n for n in self.nodes if n.name in needed or isinstance(n, Input)), self.output)
 
 
-def index_map(wire: Wire, shapes: Sequence[tuple[int, ...]], index: Sequence[Tensor]) -> Tensor:
-    """Run a rearranging operation on integer labels of its parents' features; one label per feature of the result."""
-    labels = [i.reshape(1, *s).double() for i, s in zip(index, shapes, strict=True)]
-    return wire.bind(None)(*labels).reshape(-1).long()
+def index_map(graph: Mapping[str, Node], wire: Wire, module: nn.Module) -> Tensor:
+    """Run a rearranging operation on labels of its parents' features; one label per feature of the result.
+
+    The features of all parents are counted through, in the order of the parents.
+    """
+    labels, start = [], 0
+    for name in wire.parents:
+        parent = graph[name]
+        index = torch.arange(start, start + parent.features, dtype=torch.float64)
+        labels.append(index.reshape(1, *parent.shape))
+        start += parent.features
+    with torch.no_grad():
+        return wire.bind(module)(*labels).reshape(-1).long()
+
+
+def evaluate(graph: Graph, module: nn.Module, x: Tensor) -> Tensor:
+    """The output of the graph for a batch, with the parameters and constants that the module has now."""
+    values: dict[str, Tensor] = {}
+    for node in graph.nodes:
+        parents = [values[p] for p in node.parents]
+        if isinstance(node, Input):
+            values[node.name] = x
+        elif isinstance(node, Affine):
+            bias = None if node.bias is None else _lookup(module, node.bias)
+            values[node.name] = F.linear(parents[0], _lookup(module, node.weight), bias)
+        elif isinstance(node, Activation):
+            values[node.name] = node.resolve(module)(parents[0].clone())
+        else:
+            assert isinstance(node, Wire)
+            if node.role == "order":
+                values[node.name] = parents[0].reshape(-1, *node.shape)
+            elif node.target is None:
+                values[node.name] = node.scales[0] * parents[0]
+            else:
+                values[node.name] = node.bind(module)(*parents)
+    return values[graph.output]

@@ -100,6 +100,6 @@ HEADS: dict[str, type[Head]] = {h.name: h for h in (Joint, Orthogonal, Rows)}
 
 def get_head(name: str, contraction: Contraction) -> Head:
     """The head of that name, or :class:`OptionError`."""
-    if name not in HEADS:
+    if not isinstance(name, str) or name not in HEADS:
         raise OptionError(f"head must be one of {', '.join(map(repr, HEADS))}, not {name!r}")
     return HEADS[name](contraction)

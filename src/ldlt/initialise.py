@@ -73,8 +73,8 @@ def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
         if affine.name not in net.plan.normalised:
             nn.init.orthogonal_(net.module.get_parameter(affine.weight), shrink)
     for group in [*net.plan.groups.values(), net.plan.output]:
-        part = net._blueprint.head if group.node == "output" else net._blueprint.contraction
-        best = 1.0 if group.node == "output" else _best_gain(net, group, depth)
+        part = net._blueprint.head if group.is_output else net._blueprint.contraction
+        best = 1.0 if group.is_output else _best_gain(net, group, depth)
         if group.name in residual:
             best *= shrink
         for term in group.terms:

@@ -111,10 +111,11 @@ class Lipschitz(nn.Module):
         if output not in ("free", "scale"):
             raise OptionError(f"output must be 'free' or 'scale', not {output!r}")
         chosen = get_contraction(contraction)
+        _reference(module)
         graph = trace(module, shape)
         if not graph.affines:
             raise GraphError("the module has no Linear layer: there is nothing to make Lipschitz")
-        plan = make_plan(graph, _joint(graph, module))
+        plan = make_plan(graph, module, _joint(graph, module))
         if not plan.output.free and output == "free":
             raise GraphError(
                 f"the output '{graph.output}' is not a free linear map, so its scale cannot be set by weights: end "
@@ -123,8 +124,10 @@ class Lipschitz(nn.Module):
             )
         self.module = module
         self.input_shape = shape
-        self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen))
-        like = next(p for p in module.parameters() if p.is_floating_point())
+        like = _reference(module)
+        # Stored weights are rounded to their own precision, so that is what the noise floor is measured in.
+        floor = 2 * math.sqrt(torch.finfo(like.dtype).eps)
+        self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen), floor)
         self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []
         for group in [*plan.groups.values(), plan.output]:
@@ -137,7 +140,7 @@ class Lipschitz(nn.Module):
 
     def _add_parameters(self, group: Group, alpha: float, train_multipliers: bool) -> None:
         roles: dict[str, Tensor] = {}
-        if group.node == "output":
+        if group.is_output:
             if group.free:
                 roles = self._blueprint.head.initial(group.size, alpha)
         elif group.free:
@@ -152,7 +155,7 @@ class Lipschitz(nn.Module):
                 self._roles.append(role)
                 self.add_module(role, nn.ParameterDict())
             trained = train_multipliers or role not in ("log_multiplier", "log_balance", "margin")
-            getattr(self, role)[group.name] = nn.Parameter(value, requires_grad=trained)
+            getattr(self, role)[_key(group.name)] = nn.Parameter(value, requires_grad=trained)
 
     def _decide(self) -> None:
         """Make the structural decisions (ranks, compression) once, at a random point in float64."""
@@ -162,20 +165,22 @@ class Lipschitz(nn.Module):
             / math.sqrt(max(1, p.shape[-1] if p.ndim else 1))
             for n, p in self.module.named_parameters()
         }
-        extra: dict[str, dict[str, Tensor]] = {}
-        for role in self._roles:
-            for name, p in getattr(self, role).items():
-                noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-                extra.setdefault(name, {})[role] = p.detach().double().cpu() * (role == "margin") + 0.3 * noise
-        free = Free(weights, torch.ones((), dtype=torch.float64), {**{g: {} for g in self._groups}, **extra})
+        extra: dict[str, dict[str, Tensor]] = {g: {} for g in self._groups}
+        for group, roles in extra.items():
+            for role in self._roles:
+                if _key(group) in getattr(self, role):
+                    shape = self._parameter(role, group).shape
+                    roles[role] = 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+        free = Free(weights, torch.ones((), dtype=torch.float64), extra)
         with torch.no_grad():
             module = copy.deepcopy(self.module).double().cpu()
             self._blueprint.choices.clear()
             sweep(self._blueprint, module, free)
+        self._decided = self._constants()
 
     @property
     def _groups(self) -> list[str]:
-        return [*self._blueprint.plan.groups, "output"]
+        return [*self._blueprint.plan.groups, self._blueprint.plan.output.name]
 
     @property
     def graph(self) -> Graph:
@@ -194,14 +199,22 @@ class Lipschitz(nn.Module):
             return p if dtype is None or not p.is_floating_point() else p.to(dtype)
 
         extra: dict[str, dict[str, Tensor]] = {g: {} for g in self._groups}
-        for role in self._roles:
-            for name, p in getattr(self, role).items():
-                extra[name][role] = cast(p)
+        for group, roles in extra.items():
+            for role in self._roles:
+                if _key(group) in getattr(self, role):
+                    roles[role] = cast(self._parameter(role, group))
         weights = {n: cast(p) for n, p in self.module.named_parameters()}
         return Free(weights, cast(self._bound()), extra)
 
     def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None) -> Explicit:
-        return sweep(self._blueprint, self.module, self._free(dtype), batch=batch)
+        if not torch.compiler.is_compiling() and self._constants() != self._decided:
+            self._decide()
+        with torch.autocast(self._bound().device.type, enabled=False):  # factorisations need the full precision
+            return sweep(self._blueprint, self.module, self._free(dtype), batch=batch)
+
+    def _constants(self) -> list[tuple[int, int]]:
+        """Identity and version of every buffer: the rank of a stack may depend on their values."""
+        return [(id(b), b._version) for b in self.module.buffers()]
 
     def explicit(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """All parameters of the user's module in explicit form, by name; differentiable.
@@ -209,8 +222,7 @@ class Lipschitz(nn.Module):
         Args:
             dtype: Precision in which the map is evaluated (and returned); that of the parameters by default.
         """
-        free = self._free(dtype)
-        return {**free.weights, **sweep(self._blueprint, self.module, free).weights}
+        return {**self._free(dtype).weights, **self._sweep(dtype).weights}
 
     def multipliers(self) -> dict[str, Tensor]:
         """``Λ`` of every activation node, one number per neuron, in the order of the flattened features."""
@@ -268,7 +280,8 @@ class Lipschitz(nn.Module):
     def pair_bounds(self) -> Tensor:
         r"""Constant :math:`ℓ\|U'(e_c − e_j)\|` of ``y_c − y_j`` for every pair of outputs, (k, k) in float64."""
         matrix, ell = self._output_map()
-        return ell * torch.linalg.vector_norm(matrix[:, None] - matrix[None], dim=-1)
+        exact = "donot_use_mm_for_euclid_dist"  # differences, not a Gram matrix
+        return ell * torch.cdist(matrix, matrix, compute_mode=exact)
 
     # -- other forms -------------------------------------------------------------------------------------------------
 
@@ -310,29 +323,42 @@ class Lipschitz(nn.Module):
         if missing:
             raise ShapeError(f"no value was given for '{missing[0]}'")
         dtype = torch.float64
-        split = {
-            g.name: (m if g.rows is None else m[list(g.rows)]).detach().to(dtype)
-            for g in self.plan.groups.values()
-            for m in [multipliers[g.node]]
-        }
+        split = {}
+        for group in self.plan.groups.values():
+            value = multipliers[group.node].detach().to(dtype)
+            value = value if group.rows is None else value[list(group.rows)]
+            stored = self._parameter("log_multiplier", group.name)
+            shared = value.reshape(len(stored), -1)
+            if not bool((value > 0).all()) or not torch.allclose(shared, shared[:, :1], rtol=1e-9):
+                raise InfeasibleError(
+                    f"the multipliers of '{group.node}' must be positive, and equal where it mixes entries"
+                )
+            split[group.name] = value
+        before = copy.deepcopy(self.state_dict())
         target = Explicit({n: w.detach().to(dtype) for n, w in weights.items()}, split, torch.empty(0), torch.empty(0))
         with torch.no_grad():
-            free = self._free(dtype)
-            found = sweep(self._blueprint, self.module, free, target)
             for name, p in self.module.named_parameters():
-                p.copy_(weights[name])  # biases and maps that are not normalised
+                p.copy_(weights[name])  # maps that are not normalised, biases and slopes are what they are
+            try:
+                found = sweep(self._blueprint, self.module, self._free(dtype), target)
+            except InfeasibleError:
+                self.load_state_dict(before)
+                raise
             for name, roles in found.inverse.items():
-                group = self.plan.output if name == "output" else self.plan.groups[name]
-                self._store(group, roles)
+                self._store(self.plan.output if name == self.plan.output.name else self.plan.groups[name], roles)
             for name, value in split.items():
-                stored = self.log_multiplier[name]  # type: ignore[index]
+                stored = self._parameter("log_multiplier", name)
                 stored.copy_(value.log().reshape(len(stored), -1)[:, 0])
+
+    def _parameter(self, role: str, group: str) -> nn.Parameter:
+        found: nn.Parameter = getattr(self, role)[_key(group)]
+        return found
 
     def _store(self, group: Group, roles: Mapping[str, Tensor]) -> None:
         rows = {self.plan.weights[t.affine]: t.rows for t in group.terms}
         for role, value in roles.items():
             if role in self._roles:
-                getattr(self, role)[group.name].copy_(value)
+                self._parameter(role, group.name).copy_(value)
                 continue
             target = self.module.get_parameter(role)
             if rows[role] is None:
@@ -398,6 +424,26 @@ def _round_down(value: float, dtype: torch.dtype) -> Tensor:
     """The largest number of that dtype that is not above ``value``."""
     rounded = torch.tensor(value, dtype=dtype)
     return rounded if float(rounded) <= value else torch.nextafter(rounded, torch.zeros_like(rounded))
+
+
+def _key(group: str) -> str:
+    """Name of a group's parameters; prefixed, because a node may be called ``values`` or ``pop``."""
+    return f"at_{group}"
+
+
+def _reference(module: nn.Module) -> Tensor:
+    """A parameter that tells precision and device; refuses what factorisations cannot be done in."""
+    like = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if like is None:
+        raise GraphError("the module has no Linear layer: there is nothing to make Lipschitz")
+    kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    if not kinds <= {torch.float32, torch.float64} or len(kinds) > 1:
+        raise GraphError(
+            "the parameters must all be float32 or all be float64; train mixed precision with autocast instead"
+        )
+    if like.is_meta:
+        raise GraphError("the module is on the meta device; wrap it first, then move the network")
+    return like
 
 
 def join_groups(plan: Plan, node: str, values: Mapping[str, Tensor]) -> Tensor:

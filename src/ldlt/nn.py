@@ -9,17 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ldlt.errors import ShapeError
+from ldlt.errors import OptionError, ShapeError
 from ldlt.network import Lipschitz
 
 __all__ = ["FeedForward", "Residual", "feed_forward_module", "residual_module"]
 
 
 def _sizes(in_features: int, hidden: Sequence[int], out_features: int) -> list[int]:
+    if isinstance(hidden, (int, str)):
+        raise ShapeError(f"hidden must be a list of widths such as [64, 64], not {hidden!r}")
     sizes = [in_features, *hidden, out_features]
     if any(isinstance(s, bool) or int(s) != s or s < 1 for s in sizes):
         raise ShapeError(f"all sizes must be positive integers, not {sizes}")
     return [int(s) for s in sizes]
+
+
+def _make(activation: Callable[[], nn.Module]) -> nn.Module:
+    if isinstance(activation, nn.Module) or not callable(activation):
+        raise OptionError(
+            "activation must be a class or function that makes a module, such as torch.nn.ReLU (no brackets)"
+        )
+    return activation()
 
 
 def feed_forward_module(
@@ -29,7 +39,7 @@ def feed_forward_module(
     sizes = _sizes(in_features, hidden, out_features)
     layers: list[nn.Module] = []
     for i, o in pairwise(sizes[:-1]):
-        layers += [nn.Linear(i, o), activation()]
+        layers += [nn.Linear(i, o), _make(activation)]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 
@@ -45,7 +55,7 @@ class _Residual(nn.Module):
             raise ShapeError("a residual network needs at least one hidden layer")
         layers: list[nn.Module] = []
         for i, o in pairwise(sizes[:-1]):
-            layers += [nn.Linear(i, o), activation()]
+            layers += [nn.Linear(i, o), _make(activation)]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(sizes[-2], sizes[-1])
         self.skip = nn.Linear(sizes[0], sizes[-1], bias=False)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ldlt.errors import GraphError
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
@@ -57,6 +57,11 @@ class Group:
     rows: tuple[int, ...] | None
     terms: tuple[FreeTerm, ...]
     size: int
+
+    @property
+    def is_output(self) -> bool:
+        """Whether these are the rows of the output."""
+        return self.name == "(output)"
 
     @property
     def free(self) -> bool:
@@ -104,7 +109,7 @@ class _Origin:
     fixed: Tensor
 
 
-def _origins(graph: Graph) -> dict[str, _Origin]:
+def _origins(graph: Graph, module: nn.Module) -> dict[str, _Origin]:
     out: dict[str, _Origin] = {}
     for node in graph.nodes:
         n = node.features
@@ -114,13 +119,13 @@ def _origins(graph: Graph) -> dict[str, _Origin]:
                 torch.zeros(n, dtype=torch.bool),
             )
         elif isinstance(node, Wire) and node.role in ("sum", "order", "rearrange"):
-            out[node.name] = _moved(graph, node, out)
+            out[node.name] = _moved(graph, node, out, module)
         else:
             out[node.name] = _Origin({}, torch.ones(n, dtype=torch.bool))
     return out
 
 
-def _moved(graph: Graph, node: Wire, known: dict[str, _Origin]) -> _Origin:
+def _moved(graph: Graph, node: Wire, known: dict[str, _Origin], module: nn.Module) -> _Origin:
     parents = [known[p] for p in node.parents]
     if node.role == "order":
         return parents[0]
@@ -138,12 +143,8 @@ def _moved(graph: Graph, node: Wire, known: dict[str, _Origin]) -> _Origin:
                 else:
                     terms[name] = (index, factor * scale)
         return _Origin(terms, fixed)
-    # A rearrangement acts on labels: feature j of parent p gets the label offset_p + j.
-    shapes = [graph[p].shape for p in node.parents]
     sizes = [graph[p].features for p in node.parents]
-    offsets = torch.tensor([0, *sizes]).cumsum(0)
-    labels = [torch.arange(s) + int(o) for s, o in zip(sizes, offsets, strict=False)]
-    source = index_map(node, shapes, labels)
+    source = index_map(graph.index, node, module)
     names = list(dict.fromkeys(a for o in parents for a in o.terms))
     terms = {}
     for name in names:
@@ -174,31 +175,28 @@ def _ancestors(graph: Graph) -> dict[str, set[str]]:
     return out
 
 
-def _members(graph: Graph, value: str) -> tuple[str, ...]:
+def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
     """A concatenation of vectors is split into its parts; anything else is one member."""
     node = graph[value]
     if not isinstance(node, Wire) or len(node.shape) != 1:
         return (value,)
     if node.role == "order" and graph[node.parents[0]].shape == node.shape:
-        return _members(graph, node.parents[0])
+        return _members(graph, node.parents[0], module)
     if node.role != "rearrange" or any(len(graph[p].shape) != 1 for p in node.parents) or len(node.parents) < 2:
         return (value,)
-    sizes = [graph[p].features for p in node.parents]
-    if sum(sizes) != node.features:
+    if sum(graph[p].features for p in node.parents) != node.features:
         return (value,)
-    offsets = torch.tensor([0, *sizes]).cumsum(0)
-    labels = [torch.arange(s) + int(o) for s, o in zip(sizes, offsets, strict=False)]
-    moved = index_map(node, [graph[p].shape for p in node.parents], labels)
+    moved = index_map(graph.index, node, module)
     if not bool((moved == torch.arange(node.features)).all()):
         return (value,)
-    parts = tuple(m for p in node.parents for m in _members(graph, p))
+    parts = tuple(m for p in node.parents for m in _members(graph, p, module))
     return parts if len(set(parts)) == len(parts) else (value,)
 
 
 class _Planner:
-    def __init__(self, graph: Graph, joint: set[str], demoted: set[str]) -> None:
-        self.graph, self.joint, self.demoted = graph, joint, demoted
-        self.origins = _origins(graph)
+    def __init__(self, graph: Graph, module: nn.Module, joint: set[str], demoted: set[str]) -> None:
+        self.graph, self.module, self.joint, self.demoted = graph, module, joint, demoted
+        self.origins = _origins(graph, module)
         self.ancestors = _ancestors(graph)
         self.owned: dict[str, Tensor] = {}  # affine -> rows that a group normalises
         self.owners: dict[str, list[str]] = {}  # affine -> activations that normalise its rows
@@ -274,7 +272,7 @@ class _Planner:
             name,
             None if full else tuple(int(i) for i in chosen),
             float(scale[rows][0]),
-            _members(self.graph, self.graph[name].parents[0]),
+            _members(self.graph, self.graph[name].parents[0], self.module),
         )
 
     # -- order -------------------------------------------------------------------------------------------------------
@@ -296,11 +294,11 @@ class _Planner:
         value = self.graph.output
         origin = self.origins[value]
         n = self.graph[value].features
-        free, bounded = self._signatures("output", origin, n)
+        free, bounded = self._signatures("(output)", origin, n)
         if bounded or len(free) != 1:
-            return Group("output", "output", value, None, (), n)
+            return Group("(output)", "(output)", value, None, (), n)
         rows, names = free[0]
-        return Group("output", "output", value, None, tuple(self._term(a, origin, rows) for a in names), n)
+        return Group("(output)", "(output)", value, None, tuple(self._term(a, origin, rows) for a in names), n)
 
 
 def _needs(group: Group) -> list[str]:
@@ -374,17 +372,22 @@ def _reads(step: Step, graph: Graph, groups: dict[str, Group]) -> list[str]:
     return [g.name for g in groups.values() if g.node == step.joins]
 
 
-def make_plan(graph: Graph, joint: set[str]) -> Plan:
+def make_plan(graph: Graph, module: nn.Module, joint: set[str]) -> Plan:
     """The plan of a graph.
 
     Args:
         graph: A traced graph.
+        module: The module it was traced from, for its constants.
         joint: Names of activations that mix entries (GroupSort and the like): their rows are never split.
     """
     demoted: set[str] = set()
     while True:
         try:
-            return _Planner(graph, joint, demoted).plan()
+            return _Planner(graph, module, joint, demoted).plan()
+        except RecursionError as error:
+            raise GraphError(
+                "the graph has too long a chain of operations without an activation between them"
+            ) from error
         except _Cycle as cycle:
             if cycle.activation in demoted:
                 raise GraphError(f"the maps that feed '{cycle.activation}' depend on each other in a cycle") from cycle

@@ -28,6 +28,7 @@ class Blueprint:
     plan: Plan
     contraction: Contraction
     head: Head
+    floor: float = 0.0
     choices: dict[str, FrameChoice | None] = field(default_factory=dict)
 
 
@@ -80,6 +81,9 @@ def _slopes(node: Activation, group: Group, module: nn.Module, like: Tensor) -> 
     return Slopes(per_neuron(sector.center), per_neuron(sector.radius), sector.group)
 
 
+_LARGEST_MARGIN = 0.9995  # keeps I − UU^* of a given map away from singular in float32
+
+
 class _Run:
     def __init__(
         self, blueprint: Blueprint, module: nn.Module, free: Free, target: Explicit | None, batch: int | None
@@ -87,7 +91,8 @@ class _Run:
         self.blueprint, self.module, self.free, self.target = blueprint, module, free, target
         self.batch = batch
         self.graph, self.plan = blueprint.graph, blueprint.plan
-        self.state = Elimination(self.graph.input.name, self.graph.input.shape, free.bound, blueprint.choices)
+        source = self.graph.input
+        self.state = Elimination(source.name, source.shape, free.bound, blueprint.choices, blueprint.floor)
         self.weights: dict[str, Tensor] = {}  # parameter name -> explicit matrix so far
         self.multipliers: dict[str, Tensor] = {}
         self.inverse: dict[str, dict[str, Tensor]] = {}
@@ -133,7 +138,7 @@ class _Run:
         extra = self.free.extra[group.name]
         if not group.free:
             value = self.state.live[group.value].rows(None if group.rows is None else torch.tensor(group.rows))
-            margin = torch.sigmoid(extra["margin"])
+            margin = _LARGEST_MARGIN * torch.sigmoid(extra["margin"])
             balance = extra["log_balance"].exp()
             self.multipliers[group.name] = self.state.given(group.name, value, slopes, balance, margin, survivors)
             return
@@ -217,7 +222,7 @@ class _Run:
         if not group.free:
             return self._flat(self.state.live[group.value])
         frame = self._frame(group, ())
-        head, extra = self.blueprint.head, dict(self.free.extra["output"])
+        head, extra = self.blueprint.head, dict(self.free.extra[group.name])
         if self.target is None:
             matrix = head(self._project(group, frame), extra)
         else:

@@ -6,6 +6,8 @@ activation with known slopes or a free affine map ends in :class:`~ldlt.errors.U
 
 from __future__ import annotations
 
+import copy
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from ldlt import activations
 from ldlt.errors import GraphError, LdltError, ShapeError, SlopeError, UnsupportedOpError
-from ldlt.graph import BATCH, Activation, Affine, Attr, Graph, Input, Node, Ref, Wire, index_map
+from ldlt.graph import BATCH, Activation, Affine, Attr, Graph, Input, Node, Ref, Wire, evaluate, index_map
 
 __all__ = ["symbolic_trace", "trace"]
 
@@ -35,7 +37,13 @@ _SUM: dict[Any, tuple[float, float]] = {
     operator.sub: (1.0, -1.0), operator.isub: (1.0, -1.0), torch.sub: (1.0, -1.0), torch.subtract: (1.0, -1.0),
     "sub": (1.0, -1.0), "sub_": (1.0, -1.0),
 }  # fmt: skip
-_IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
+_OUT_OF_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+_IN_PLACE = set(_OUT_OF_PLACE)
 _MULTIPLY = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"}
 _DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"}
 _NEGATE = {operator.neg, torch.neg, torch.negative, "neg"}
@@ -88,7 +96,12 @@ _HINTS: list[tuple[tuple[type, ...], str]] = [
 
 
 class _Tracer(fx.Tracer):
-    """Symbolic tracer that also stops at the activation modules of this package and at registered ones."""
+    """Symbolic tracer that also stops at the activation modules of this package and at registered ones.
+
+    Buffers are traced, too: arithmetic on them must not be evaluated once and for all.
+    """
+
+    proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         known = activations.is_activation(m)
@@ -113,17 +126,30 @@ class _Recorder(fx.Interpreter):
 def symbolic_trace(module: nn.Module) -> fx.GraphModule:
     """The traced program of a module, with the node names that :func:`trace` uses."""
     tracer = _Tracer()
+    before = set(vars(module))
     try:
         graph = tracer.trace(module)
     except LdltError:
         raise
     except Exception as error:
+        if isinstance(module, nn.Module) and any(type(m).__module__ == "ldlt.network" for m in module.modules()):
+            raise GraphError(
+                "a part of the module is a Lipschitz network already; wrap the plain module once"
+            ) from error
         raise GraphError(
             f"{type(module).__name__} cannot be traced: {error}. The forward function must not depend on the "
             "values of its input "
             "(no if, while or for over data) and must use torch operations only"
         ) from error
-    return fx.GraphModule(tracer.root, graph)
+    made = [
+        n for n in graph.nodes if n.op == "get_attr" and str(n.target) not in before and "_tensor_constant" in n.name
+    ]
+    program = fx.GraphModule(tracer.root, graph)
+    for name in [n for n in vars(module) if n.startswith("_tensor_constant") and n not in before]:
+        delattr(module, name)  # the tracer leaves constants behind
+    if made:
+        raise UnsupportedOpError(made[0].name, "a tensor is created in forward; store it as a buffer in __init__")
+    return program
 
 
 def _record(traced: fx.GraphModule, batch: int, shape: tuple[int, ...], like: Tensor) -> dict[fx.Node, Any]:
@@ -177,8 +203,41 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     finally:
         for m, mode in training.items():
             m.training = mode
-    builder = _Builder(module, traced, first, second)
-    return builder.build(input_shape)
+    graph = _Builder(module, traced, first, second).build(input_shape)
+    _check(module, graph)
+    return graph
+
+
+def _check(module: nn.Module, graph: Graph) -> None:
+    """Run the graph beside the module itself: what a tracer cannot see (hooks, aliases, randomness) shows up here."""
+    try:
+        twin = copy.deepcopy(module).double().cpu()
+    except Exception as error:
+        raise GraphError(f"{type(module).__name__} cannot be copied: {error}") from error
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for p in twin.parameters():
+            if p.is_floating_point():
+                size = max(1, p.shape[-1]) if p.ndim else 1
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) / size**0.5)
+        x = 2 * torch.randn(4, *graph.input.shape, generator=generator, dtype=torch.float64)
+        random = any(isinstance(n, Wire) and n.kind == "dropout" for n in graph.nodes)
+        for training in (False,) if random else (False, True):
+            twin.train(training)
+            for m in twin.modules():
+                if isinstance(m, (*_DROPOUT_MODULES, nn.RReLU)):
+                    m.eval()
+            expected = evaluate(graph, twin, x.clone())
+            together = twin(x.clone())
+            apart = torch.cat([twin(x[i : i + 1].clone()) for i in range(len(x))])
+            for found, reason in (
+                (together, "look for a hook, an overwritten tensor, randomness or a use of self.training"),
+                (apart, "samples of a batch influence each other"),
+            ):
+                close = torch.allclose(found, expected, rtol=1e-9, atol=1e-9 * float(1 + expected.abs().max()))
+                if found.shape != expected.shape or not close:
+                    mode = "training" if training else "evaluation"
+                    raise GraphError(f"the traced graph is not what the module computes in {mode} mode: {reason}")
 
 
 class _Builder:
@@ -207,14 +266,11 @@ class _Builder:
                 output = self.alias[result]
             elif not self._depends(node) or not self._has_tensor(value):
                 continue  # constants and sizes are read where they are used
-            elif node.op == "call_module":
-                self._refuse_overwrite(node)
-                self._call_module(node)
             else:
-                self._refuse_overwrite(node)
-                self._call(node, node.target)
+                self._translate(node)
         assert output is not None
         graph = Graph(tuple(self.nodes.values()), output).pruned()
+        self._refuse_double_use(graph)
         if len(graph[output].shape) != 1:
             raise GraphError(
                 f"the output must have shape (batch, k), not (batch, {', '.join(map(str, graph[output].shape))}): "
@@ -222,7 +278,31 @@ class _Builder:
             )
         return graph
 
+    def _translate(self, node: fx.Node) -> None:
+        try:
+            self._refuse_overwrite(node)
+            if node.op == "call_module":
+                self._call_module(node)
+            else:
+                self._call(node, node.target)
+        except LdltError:
+            raise
+        except Exception as error:
+            raise UnsupportedOpError(
+                node.name, f"its arguments could not be understood ({error}); write it in the plain positional form"
+            ) from error
+
     # -- helpers -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _refuse_double_use(graph: Graph) -> None:
+        """Refuse a matrix that is a free map and a constant at once."""
+        free = {a.weight for a in graph.affines} | {a.bias for a in graph.affines}
+        for wire in graph.nodes:
+            if isinstance(wire, Wire):
+                for arg in [*wire.args, *(v for _, v in wire.kwargs)]:
+                    if isinstance(arg, Attr) and arg.path in free:
+                        raise UnsupportedOpError(wire.name, f"'{arg.path}' is also the parameter of a Linear layer")
 
     def _add(self, node: fx.Node, value: Node) -> None:
         self.nodes[value.name] = value
@@ -280,11 +360,20 @@ class _Builder:
             return BATCH
         raise UnsupportedOpError(node.name, "a size is computed from the batch size; keep the batch dimension apart")
 
-    def _wire(self, node: fx.Node, kind: str, target: Any, role: str) -> None:
+    def _spec(self, node: fx.Node, kind: str, target: Any) -> tuple[dict[str, Any], list[str]]:
+        """Target and argument templates of an operation, in its form that is not in place, and its parents."""
+        if "out" in node.kwargs:
+            raise UnsupportedOpError(node.name, "out= overwrites a tensor; use the result instead")
         parents: list[str] = []
         args = tuple(self._template(node, a, parents) for a in node.args)
         kwargs = tuple((k, self._template(node, a, parents)) for k, a in node.kwargs.items())
-        spec = {"kind": kind, "target": target, "args": args, "kwargs": kwargs}
+        target = _OUT_OF_PLACE.get(target, target)
+        if isinstance(target, str) and target.endswith("_"):
+            target = target[:-1]
+        return {"kind": kind, "target": target, "args": args, "kwargs": kwargs}, parents
+
+    def _wire(self, node: fx.Node, kind: str, target: Any, role: str) -> None:
+        spec, parents = self._spec(node, kind, target)
         if isinstance(self.first[node], (tuple, list)):
             self.tuples[node] = (spec, tuple(parents))
             return
@@ -297,8 +386,9 @@ class _Builder:
         if wire.role != "rearrange" or len(wire.parents) != 1:
             return wire
         parent = self.nodes[wire.parents[0]]
-        labels = torch.arange(parent.features)
-        if wire.features == parent.features and bool((index_map(wire, [parent.shape], [labels]) == labels).all()):
+        if wire.features == parent.features and bool(
+            (index_map(self.nodes, wire, self.module) == torch.arange(parent.features)).all()
+        ):
             return Wire(**{**wire.__dict__, "role": "order"})
         return wire
 
@@ -341,6 +431,9 @@ class _Builder:
         if type(sub) is nn.Linear:
             source = self._single(node)
             prefix = f"{path}."
+            if not sub.weight.requires_grad:  # a map the user wants left alone
+                self._given(node, source, prefix + "weight", None if sub.bias is None else prefix + "bias")
+                return
             self._affine(node, source, sub.weight, prefix + "weight", sub.bias, prefix + "bias")
         elif isinstance(sub, _ORDER_MODULES):
             # Dropout is the identity of the certificate: it is off in evaluation.
@@ -352,6 +445,8 @@ class _Builder:
 
     def _refuse_module(self, node: fx.Node, sub: nn.Module) -> None:
         kind = type(sub).__name__
+        if hasattr(sub, "parametrizations"):
+            raise UnsupportedOpError(node.name, f"{kind} is parametrized; remove the parametrization first")
         for classes, hint in _HINTS:
             if isinstance(sub, classes):
                 raise UnsupportedOpError(node.name, f"{kind}: {hint}")
@@ -378,7 +473,14 @@ class _Builder:
                 "weights); "
                 "flatten the features first",
             )
-        for tensor in [weight] if bias is None else [weight, bias]:
+        known = {n for n, _ in self.module.named_parameters()}
+        for tensor, path in [(weight, name)] if bias is None else [(weight, name), (bias, bias_name)]:
+            if path not in known:
+                raise UnsupportedOpError(
+                    node.name,
+                    f"'{path}' is not a plain parameter (weight or spectral normalisation, pruning, a tied or a buffer "
+                    "weight); remove that first",
+                )
             if id(tensor) in self.used:
                 raise UnsupportedOpError(
                     node.name,
@@ -393,6 +495,16 @@ class _Builder:
             node,
             Affine(node.name, self._shape(node), (source,), weight=name, bias=None if bias is None else bias_name),
         )
+
+    def _given(self, node: fx.Node, source: str, weight: str, bias: str | None = None) -> None:
+        """A map with a frozen weight: a linear wire, and a constant added to it."""
+        shape = self._shape(node)
+        name = node.name if bias is None else f"{node.name}__map"
+        wire = Wire(name, shape, (source,), target=F.linear, args=(Ref(0), Attr(weight)))
+        self._add(node, wire)
+        if bias is not None:
+            args = (Ref(0), Attr(bias))
+            self._add(node, Wire(node.name, shape, (name,), target=operator.add, args=args, role="sum", scales=(1.0,)))
 
     def _activation(self, node: fx.Node, value: Activation, sub: nn.Module) -> None:
         shape = self.nodes[value.parents[0]].shape
@@ -429,7 +541,7 @@ class _Builder:
         elif target in _REARRANGE:
             self._wire(node, kind, target, "rearrange")
         elif target in _DROPOUT:
-            self._add(node, Wire(node.name, self._shape(node), (self._single(node),), role="order"))
+            self._add(node, Wire(node.name, self._shape(node), (self._single(node),), kind="dropout", role="order"))
         elif target in _AVERAGE:
             self._shape(node)
             self._wire(node, kind, target, "linear")
@@ -447,44 +559,64 @@ class _Builder:
 
     def _sum(self, node: fx.Node, left: float, right: float) -> None:
         shape = self._shape(node)
+        self._plain(node, {"alpha", "input", "other", "self"})
         factor = node.kwargs.get("alpha", 1)
         if not isinstance(factor, (int, float)):
             raise UnsupportedOpError(node.name, "alpha must be a number")
-        pair = [
-            node.args[0],
-            node.args[1] if len(node.args) > 1 else node.kwargs.get("other", node.kwargs.get("input")),
+        pair = self._pair(node)
+        kind = "method" if isinstance(node.target, str) else "function"
+        spec, parents = self._spec(node, kind, node.target)
+        scales = [
+            s for a, s in zip(pair, (left, right * factor), strict=True) if isinstance(a, fx.Node) and a in self.alias
         ]
-        terms = [
-            (self.alias[a], s)
-            for a, s in zip(pair, (left, right * factor), strict=True)
-            if isinstance(a, fx.Node) and a in self.alias
-        ]
-        names = tuple(t for t, _ in terms)
-        if all(self.nodes[t].shape == shape for t in names):
+        if len(parents) != len(scales) or 0 in scales:
+            raise UnsupportedOpError(node.name, "a sum of two tensors is expected, with alpha other than 0")
+        if all(self.nodes[t].shape == shape for t in parents):
             # A constant operand shifts the value and leaves differences alone.
-            self._add(node, Wire(node.name, shape, names, role="sum", scales=tuple(s for _, s in terms)))
+            wire = Wire(node.name, shape, tuple(parents), role="sum", scales=tuple(scales), **spec)
+        elif len(parents) < 2:
+            raise UnsupportedOpError(node.name, "adding a constant must not change the shape; expand explicitly")
         else:
-            if len(names) < 2:
-                raise UnsupportedOpError(node.name, "adding a constant must not change the shape; expand explicitly")
-            self._wire(node, "function", node.target, "linear")
+            wire = Wire(node.name, shape, tuple(parents), role="linear", **spec)
+        self._add(node, wire)
+
+    @staticmethod
+    def _plain(node: fx.Node, allowed: set[str]) -> None:
+        """Refuse arguments that change the meaning of an operation."""
+        extra = [k for k in node.kwargs if k not in allowed]
+        if extra or len(node.args) > 2:
+            what = f"the argument '{extra[0]}'" if extra else "more than two arguments"
+            raise UnsupportedOpError(node.name, f"{what} is not supported here")
+
+    @staticmethod
+    def _pair(node: fx.Node) -> list[Any]:
+        """The two operands, whether they are given by place or by name."""
+        named = [node.kwargs[k] for k in ("input", "self", "other") if k in node.kwargs]
+        pair = [*node.args, *named]
+        if len(pair) != 2:
+            raise UnsupportedOpError(node.name, "two operands are expected")
+        return pair
 
     def _scale(self, node: fx.Node, divide: bool) -> None:
+        self._plain(node, {"input", "other", "self"})
+        pair = self._pair(node)
         live, rest = self._operands(node)
-        if len(live) == 2 or (divide and not (isinstance(node.args[0], fx.Node) and node.args[0] in self.alias)):
+        if len(live) == 2 or (divide and not (isinstance(pair[0], fx.Node) and pair[0] in self.alias)):
             raise UnsupportedOpError(
                 node.name,
                 "a product or quotient of two functions of the input (gating, attention) has no global Lipschitz "
-                "bound; "
-                "use sums, concatenations and activations",
+                "bound; use sums, concatenations and activations",
             )
         shape = self._shape(node)
         if len(rest) == 1 and isinstance(rest[0], (int, float)) and self.nodes[live[0]].shape == shape:
             number = float(rest[0])
+            if number == 0 or not math.isfinite(number):
+                raise UnsupportedOpError(node.name, f"a factor of {number:g} leaves nothing to learn")
+            kind = "method" if isinstance(node.target, str) else "function"
+            spec, parents = self._spec(node, kind, node.target)
             scale = 1 / number if divide else number
-            if scale not in (0.0,) and torch.isfinite(torch.tensor(scale)):
-                self._add(node, Wire(node.name, shape, tuple(live), role="sum", scales=(scale,)))
-                return
-            raise UnsupportedOpError(node.name, f"multiplying by {scale} leaves nothing to learn")
+            self._add(node, Wire(node.name, shape, tuple(parents), role="sum", scales=(scale,), **spec))
+            return
         self._constant(node)
         kind = "method" if isinstance(node.target, str) else "function"
         self._wire(node, kind, node.target, "linear")
@@ -517,9 +649,7 @@ class _Builder:
                 path = str(names[1].target) if len(names) > 1 else ""
                 self._affine(node, self._single(node), tensors[0], str(names[0].target), bias, path)
                 return
-            parents: list[str] = []
-            args = tuple(self._template(node, a, parents) for a in (node.args[0], names[0]))
-            self._add(node, Wire(node.name, self._shape(node), tuple(parents), target=F.linear, args=args))
+            self._given(node, self._single(node), *(str(n.target) for n in names))
             return
         self._constant(node)
         if not (isinstance(node.args[0], fx.Node) and node.args[0] in self.alias):
@@ -535,6 +665,8 @@ class _Builder:
             if k not in ("input", "self")
         }
         live, _ = self._operands(node)
+        if target in (F.prelu, torch.prelu, "prelu"):
+            raise UnsupportedOpError(node.name, "use the module nn.PReLU, whose current weight can be followed")
         try:
             found = activations.from_call(target, tuple(rest), kwargs) if len(live) == 1 else None
         except LdltError as error:

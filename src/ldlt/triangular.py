@@ -73,13 +73,13 @@ def _add_product(start: Tensor, left: Tensor, right: Tensor, sign: int) -> Tenso
 
 
 class _Function(torch.autograd.Function):
-    """Autograd function whose ``apply`` does not inspect the signature of ``forward`` on every call (it has no defaults)."""
+    """Autograd function whose ``apply`` does not inspect the signature of ``forward`` (without defaults) every time."""
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
-        return super(torch.autograd.Function, cls).apply(*args)
+        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
 
 class _Contract(_Function):
