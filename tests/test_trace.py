@@ -398,7 +398,7 @@ def test_slopes_may_change_after_construction():
         assert abs(ldlt.lmi.residual(net)) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["output", "values", "pop", "update", "keys"])
+@pytest.mark.parametrize("name", ["output", "values", "popitem", "update", "keys"])
 def test_activations_may_have_any_name(name):
     module = nn.Sequential()
     module.add_module("first", lin(4, 5))

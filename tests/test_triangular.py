@@ -22,7 +22,7 @@ def _block(request, monkeypatch):
 def test_factor_and_contraction_satisfy_their_definition(dtype, n, k):
     weight = torch.randn(n, k, dtype=dtype)
     alpha = torch.tensor(0.3, dtype=torch.float64)
-    matrix, factor, used = gram_cholesky(weight, alpha)
+    matrix, factor, used, _ = gram_cholesky(weight, alpha)
     lower = factor.dense()
     eye = torch.eye(n, dtype=dtype)
     assert torch.equal(lower, lower.tril())
@@ -43,12 +43,33 @@ def test_first_and_second_derivatives(dtype, vector):
     rhs = torch.randn(5, 2, dtype=dtype, requires_grad=True)
 
     def use(weight, alpha, rhs):
-        matrix, factor, used = gram_cholesky(weight, alpha)
+        matrix, factor, used, _ = gram_cholesky(weight, alpha)
         energy = (matrix @ matrix.mH).real.sin().sum()
         return energy, factor.solve(rhs), factor.solve_adjoint(rhs), factor.dense() @ rhs, used.sqrt()
 
     assert gradcheck(use, (weight, alpha, rhs))
     assert gradgradcheck(use, (weight, alpha, rhs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_product_with_a_batch_has_the_same_derivatives(dtype):
+    weight = torch.randn(5, 3, dtype=dtype, requires_grad=True)
+    alpha = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(4, 3, dtype=dtype, requires_grad=True)
+
+    def use(weight, alpha, x):
+        found = gram_cholesky(weight, alpha)
+        return found.apply(x), found.factor.solve(found.apply(x).mH)
+
+    def mixed(weight, alpha, x):
+        found = gram_cholesky(weight, alpha)
+        return found.apply(x) + x @ found.matrix.mH
+
+    for function in (use, mixed):
+        assert gradcheck(function, (weight, alpha, x))
+    (first,) = torch.autograd.grad(mixed(weight, alpha, x).abs().square().sum(), weight)
+    (second,) = torch.autograd.grad((2 * x @ gram_cholesky(weight, alpha).matrix.mH).abs().square().sum(), weight)
+    torch.testing.assert_close(first, second)
 
 
 def test_scaling_of_both_sides():
@@ -64,7 +85,7 @@ def test_vmap_equals_a_loop():
     weights, alphas = torch.randn(4, 5, 3, dtype=torch.float64), torch.rand(4, dtype=torch.float64) + 0.5
 
     def loss(weight, alpha):
-        matrix, factor, used = gram_cholesky(weight, alpha)
+        matrix, factor, used, _ = gram_cholesky(weight, alpha)
         return factor.solve_adjoint(matrix).square().sum() + factor.dense().sum() + used
 
     together = vmap(grad(loss, argnums=(0, 1)))(weights, alphas)
@@ -77,7 +98,7 @@ def test_vmap_equals_a_loop():
 @pytest.mark.parametrize("size", [1.0, 1e6, 1e15])
 def test_no_breakdown_however_large_the_free_matrix(size):
     """Float32, far beyond where αI + WW' is numerically singular."""
-    matrix, factor, _ = gram_cholesky(size * torch.randn(64, 8), torch.tensor(1.0))
+    matrix, factor, _, _ = gram_cholesky(size * torch.randn(64, 8), torch.tensor(1.0))
     assert torch.isfinite(factor.value).all()
     assert float(torch.linalg.matrix_norm(matrix.double(), 2)) < 1 + 1e-5
 
@@ -85,5 +106,5 @@ def test_no_breakdown_however_large_the_free_matrix(size):
 def test_nan_in_nan_out():
     weight = torch.randn(4, 3)
     weight[1, 1] = torch.nan
-    matrix, _, _ = gram_cholesky(weight, torch.tensor(1.0))
+    matrix, _, _, _ = gram_cholesky(weight, torch.tensor(1.0))
     assert torch.isnan(matrix).any()

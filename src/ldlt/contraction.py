@@ -154,6 +154,7 @@ class Contracted:
     matrix: Tensor
     root: Root
     free: Callable[[], Tensor] | None = None  # K U where the parameterisation has it for (almost) nothing
+    product: Callable[[Tensor], Tensor] | None = None  # x -> x U^* where there is a better way than the matrix
 
     def spread(self) -> Tensor:
         """``K U`` (n, k): how the other live tensors are inflated."""
@@ -234,9 +235,9 @@ class Cholesky(_Alpha):
     name = "cholesky"
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
-        matrix, factor, alpha = gram_cholesky(weight, extra["log_alpha"].exp())
-        scale = alpha.sqrt()
-        return Contracted(matrix, TriangularRoot(factor, scale), lambda: weight / scale)
+        found = gram_cholesky(weight, extra["log_alpha"].exp())
+        scale = found.alpha.sqrt()
+        return Contracted(found.matrix, TriangularRoot(found.factor, scale), lambda: weight / scale, found.apply)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # I − UU^* = α M^{-1} M^{-*}: with LL^* = I − UU^*, M = √α L^{-1} and W = M U.

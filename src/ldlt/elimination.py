@@ -140,7 +140,7 @@ class Elimination:
             The explicit maps ``C``, (n, d_member) for each member of the frame.
         """
         scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
-        maps = frame.right_divide(contracted.matrix, scale, lazy)
+        maps = frame.right_divide(contracted.matrix, scale, contracted if lazy else None)
         self._append(name, frame, contracted, slopes, multiplier, survivors)
         return maps
 
@@ -258,12 +258,12 @@ class Elimination:
         """``N`` lower triangular with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""
         if not isinstance(rho, Tensor) and abs(rho) < 1:
             root = (rho / contracted.root.factor) * contracted.root.dense().mH
-            return gram_cholesky(root, multiplier.new_tensor(1 - rho**2))[1]
+            return gram_cholesky(root, multiplier.new_tensor(1 - rho**2)).factor
         # K^*K − I = U U^* + U (KU)^* (KU) U^*
         u = contracted.matrix
         both = torch.cat([u, u @ contracted.spread().mH], -1)
         both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
-        return gram_cholesky(both, multiplier.new_ones(()))[1]
+        return gram_cholesky(both, multiplier.new_ones(())).factor
 
     def _compress(self, frame: Frame) -> None:
         """Write the live generators in the smaller noise basis that the frame's QR has found."""

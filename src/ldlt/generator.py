@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ldlt.contraction import IdentityRoot, Root
+from ldlt.contraction import Contracted, IdentityRoot, Root
 from ldlt.factored import FactoredWeight
 from ldlt.triangular import scale_both
 
@@ -204,15 +204,18 @@ class Frame:
                     out[m] = part
         return out
 
-    def right_divide(self, matrix: Tensor, rows: Tensor | None = None, lazy: bool = False) -> list[Tensor]:
+    def right_divide(self, matrix: Tensor, rows: Tensor | None = None, lazy: Contracted | None = None) -> list[Tensor]:
         """``diag(rows) X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution.
 
-        With ``lazy`` the result may be a :class:`~ldlt.factored.FactoredWeight`.
+        With ``lazy``, the contraction that ``matrix`` is from, the result may be a
+        :class:`~ldlt.factored.FactoredWeight`.
         """
         if len(self.pieces) == 1 and isinstance(self.pieces[0], _Peel):
             square = self.pieces[0].square
-            if lazy and not isinstance(square.root, IdentityRoot):
-                return [FactoredWeight(matrix, square.divide, lambda: square.right_divide(matrix, rows), rows)]
+            if lazy is not None and not isinstance(square.root, IdentityRoot):
+                product = lazy.product or (lambda x: x @ matrix.mH)
+                dense = lambda: square.right_divide(matrix, rows)  # noqa: E731
+                return [FactoredWeight(matrix, square.divide, product, dense, rows)]
             return [square.right_divide(matrix, rows)]
         if rows is not None:
             matrix = rows[:, None] * matrix

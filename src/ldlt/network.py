@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import numbers
@@ -102,8 +103,8 @@ class Lipschitz(nn.Module):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise GraphError(f"module must be a torch.nn.Module, not {type(module).__name__}")
-        if isinstance(module, Lipschitz):
-            raise GraphError("the module is a Lipschitz network already; wrap the original module instead")
+        if any(isinstance(m, Lipschitz) for m in module.modules()):
+            raise GraphError("a part of the module is a Lipschitz network already; wrap the plain module as a whole")
         shape = _shape(input_shape)
         start = _positive("bound", bound)
         _positive("alpha", alpha, OptionError)
@@ -209,8 +210,11 @@ class Lipschitz(nn.Module):
     def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None) -> Explicit:
         if not torch.compiler.is_compiling() and self._constants() != self._decided:
             self._decide()
-        with torch.autocast(self._bound().device.type, enabled=False):  # factorisations need the full precision
-            return sweep(self._blueprint, self.module, self._free(dtype), batch=batch)
+        free = self._free(dtype)
+        kind = free.bound.device.type
+        # Factorisations need the full precision.
+        with contextlib.nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
+            return sweep(self._blueprint, self.module, free, batch=batch)
 
     def _constants(self) -> list[tuple[int, int]]:
         """Identity and version of every buffer: the rank of a stack may depend on their values."""

@@ -132,10 +132,6 @@ def symbolic_trace(module: nn.Module) -> fx.GraphModule:
     except LdltError:
         raise
     except Exception as error:
-        if isinstance(module, nn.Module) and any(type(m).__module__ == "ldlt.network" for m in module.modules()):
-            raise GraphError(
-                "a part of the module is a Lipschitz network already; wrap the plain module once"
-            ) from error
         raise GraphError(
             f"{type(module).__name__} cannot be traced: {error}. The forward function must not depend on the "
             "values of its input "

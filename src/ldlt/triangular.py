@@ -21,12 +21,12 @@ differentiable verbs.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-__all__ = ["SHARE", "Triangular", "gram_cholesky", "scale_both"]
+__all__ = ["SHARE", "Contraction", "Triangular", "gram_cholesky", "scale_both"]
 
 SHARE = 4.0
 """Rounding units of ``‖W‖²_F`` that are added to α."""
@@ -83,7 +83,9 @@ class _Function(torch.autograd.Function):
 
 
 class _Contract(_Function):
-    """``(W, alpha) -> (U, M, E, alpha used)``; see the module docstring. ``alpha`` is a scalar or one number per row.
+    """``(W, alpha) -> (U, U again, M, E, alpha used)``; see the module docstring. ``alpha`` is a scalar or one per row.
+
+    The second ``U`` is for :class:`_Product`, which hands the term ``Ū U^*`` of ``Ē`` over itself.
 
     The α that is used is larger than the given one by a share of ``‖W‖²_F`` of the order of the rounding unit. Any
     positive number is a valid α, so this is no approximation; it keeps ``αI + WW^*`` positive definite in floating
@@ -93,27 +95,34 @@ class _Contract(_Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(weight: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(weight: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         gram = weight @ weight.mH
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
         used = alpha + SHARE * torch.finfo(weight.dtype).eps * diagonal.real.sum(-1)
         diagonal.add_(used if used.ndim == gram.ndim - 1 else used[..., None])
         _factor_in_place(gram)
         frame = torch.zeros_like(used.reshape(-1)[0], dtype=gram.dtype).expand(gram.shape)
-        return _solve(gram, weight, False), gram, frame, used
+        contraction = _solve(gram, weight, False)
+        return contraction, contraction.view_as(contraction), gram, frame, used
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-        contraction, factor, frame, used = output
+        contraction, _, factor, frame, used = output
         ctx.mark_non_differentiable(factor)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(inputs[0], contraction, factor, frame, used)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         weight, contraction, factor, frame, used = ctx.saved_tensors
-        grad_u, _, grad_e, grad_used = grads
+        grad_u, grad_product, _, grad_e, grad_used = grads
         tri = Triangular(factor, frame)
-        half = _add_product(grad_e, grad_u, contraction.mH, 1).tril()
+        grad_e = torch.zeros_like(factor) if grad_e is None else grad_e
+        half = (grad_e if grad_u is None else _add_product(grad_e, grad_u, contraction.mH, 1)).tril()
+        if grad_u is None:
+            grad_u = torch.zeros_like(contraction) if grad_product is None else grad_product
+        elif grad_product is not None:
+            grad_u = grad_u + grad_product
         half.diagonal(dim1=-2, dim2=-1).mul_(0.5)  # P = Φ(Ē + Ū U^*)
         grad_w = tri.solve_adjoint(_add_product(grad_u, half + half.mH, contraction, -1))
         grad_alpha = None
@@ -121,15 +130,39 @@ class _Contract(_Function):
             if used.ndim == 0:
                 # U(tW, t²α) = U(W, α) and M(tW, t²α) = t M: the derivative along the scaling is −tr(Ē), so no solve
                 # is needed.
+                # (What _Product has put into Ē belongs to U, not to M.)
                 trace = grad_e.diagonal(dim1=-2, dim2=-1).real.sum()
+                if grad_product is not None:
+                    trace = trace - (grad_product * contraction.conj()).real.sum()
                 grad_alpha = -(trace + (grad_w * weight.conj()).real.sum()) / (2 * used)
             else:
                 # ᾱ = −diag(M^{-*} P M^{-1})
                 left = tri.solve_adjoint(half)
                 inverse = tri.solve(torch.eye(half.shape[-1], dtype=half.dtype, device=half.device).expand_as(half))
                 grad_alpha = -(left * inverse.mT).sum(-1).real
-            grad_alpha = grad_alpha + grad_used
+            if grad_used is not None:
+                grad_alpha = grad_alpha + grad_used
         return grad_w, grad_alpha
+
+
+class _Product(_Function):
+    """``x U^*`` for rows x (batch, k): ``Ū = ȳ^* x``, and ``Ū U^* = ȳ^* y`` costs no more than the batch is large."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, contraction: Tensor, frame: Tensor) -> Tensor:
+        return x @ contraction.mH
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[1], output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        x, contraction, output = ctx.saved_tensors
+        (grad,) = grads
+        return grad @ contraction, grad.mH @ x, grad.mH @ output
 
 
 class _Solve(_Function):
@@ -240,15 +273,34 @@ def scale_both(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return cast(Tensor, _Scale.apply(matrix, rows, columns))
 
 
-def gram_cholesky(weight: Tensor, alpha: Tensor) -> tuple[Tensor, Triangular, Tensor]:
-    """``U = M^{-1} W``, ``M`` and ``a`` with ``M M^* = diag(a) + W W^*``.
+class Contraction(NamedTuple):
+    """Result of :func:`gram_cholesky`.
+
+    Attributes:
+        matrix: ``U = M^{-1} W`` (..., n, k).
+        factor: ``M``.
+        alpha: The ``a`` in ``M M^* = diag(a) + W W^*``: the given one plus a rounding unit of ``‖W‖²_F``.
+        again: ``U`` once more, for :meth:`apply`.
+    """
+
+    matrix: Tensor
+    factor: Triangular
+    alpha: Tensor
+    again: Tensor
+
+    def apply(self, x: Tensor) -> Tensor:
+        """``x U^*`` for rows x (batch, k); its gradient is cheaper than that of a product with ``matrix``."""
+        if torch.is_grad_enabled() and self.matrix.requires_grad:
+            return cast(Tensor, _Product.apply(x, self.again, self.factor.frame))
+        return x @ self.matrix.mH
+
+
+def gram_cholesky(weight: Tensor, alpha: Tensor) -> Contraction:
+    """``U = M^{-1} W`` and ``M`` with ``M M^* = diag(alpha) + W W^*``.
 
     Args:
         weight: (..., n, k), real or complex.
         alpha: Positive scalar (shape ``()``) or vector (n,), real.
-
-    Returns:
-        ``U`` (..., n, k), the factor, and the ``a`` that was used: ``alpha`` plus a rounding unit of ``‖W‖²_F``.
     """
-    contraction, value, frame, used = _Contract.apply(weight, alpha)  # type: ignore[misc]
-    return contraction, Triangular(value, frame), used
+    matrix, again, value, frame, used = _Contract.apply(weight, alpha)
+    return Contraction(matrix, Triangular(value, frame), used, again)
