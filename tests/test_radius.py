@@ -95,3 +95,16 @@ def test_attack_leaves_the_model_alone_and_repeats():
         ldlt.attack.lipschitz_lower_bound(net, 4, starts=0)
     with pytest.raises(ldlt.ShapeError):
         ldlt.attack.lipschitz_lower_bound(net, 4, x=torch.randn(2, 3))
+
+
+def test_attack_on_a_constant_and_on_mixed_modes():
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones(len(x), 2)
+
+    assert ldlt.attack.lipschitz_lower_bound(Constant(), 3, starts=2, steps=2).value == 0
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    net[1].eval()
+    ldlt.attack.lipschitz_lower_bound(net, 3, starts=2, steps=2)
+    assert net.training
+    assert not net[1].training

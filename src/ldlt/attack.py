@@ -45,7 +45,12 @@ def _jacobians(model: nn.Module, x: Tensor) -> Tensor:
     with torch.enable_grad():
         points = x.detach().requires_grad_()
         outputs = model(points).flatten(1)
-        rows = [torch.autograd.grad(outputs[:, k].sum(), points, retain_graph=True)[0] for k in range(outputs.shape[1])]
+        if not outputs.requires_grad:  # a constant
+            return torch.zeros(len(x), outputs.shape[1], points[0].numel()).to(points)
+        rows = [
+            torch.autograd.grad(outputs[:, k].sum(), points, retain_graph=True, materialize_grads=True)[0]
+            for k in range(outputs.shape[1])
+        ]
     return torch.stack([r.flatten(1) for r in rows], 1)
 
 
@@ -91,12 +96,13 @@ def lipschitz_lower_bound(
         if tuple(x.shape[1:]) != shape:
             raise ShapeError(f"x must have shape {('batch', *shape)}, not {tuple(x.shape)}")
         points = torch.cat([points, x.detach().to(like)])
-    mode = model.training
+    modes = {m: m.training for m in model.modules()}
     model.eval()
     try:
         return _ascend(model, points, steps)
     finally:
-        model.train(mode)
+        for m, mode in modes.items():
+            m.training = mode
 
 
 def _ascend(model: nn.Module, points: Tensor, steps: int) -> SteepPair:
@@ -124,6 +130,8 @@ def _ascend(model: nn.Module, points: Tensor, steps: int) -> SteepPair:
                         float(found[k]),
                         (x[k : k + 1].detach().clone(), y[k : k + 1].detach().clone()),
                     )
+                if not slopes.requires_grad:
+                    break
                 torch.log(slopes.clamp_min(1e-30)).sum().neg().backward()
                 optimiser.step()
                 with torch.no_grad():  # keep the pairs apart, or rounding would look like steepness

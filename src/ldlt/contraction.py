@@ -164,14 +164,20 @@ class Contracted:
         return self.root.solve(self.matrix)
 
 
+def _gap(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factor of ``I − UU^*`` and LAPACK's verdict (0 if there is one)."""
+    eye = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
+    found = torch.linalg.cholesky_ex(eye - matrix @ matrix.mH)
+    return found.L, found.info
+
+
 def given(matrix: Tensor) -> Contracted:
     """The pair ``(U, K)`` of a contraction that is given instead of parameterised: ``K = L^{-1}``, ``LL^* = I − UU^*``.
 
     Used for maps that are kept as they are. The caller bounds the multipliers so that ``I − UU^*`` is diagonally
     dominant after a diagonal scaling, hence safe to factor.
     """
-    eye = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
-    factor, info = torch.linalg.cholesky_ex(eye - matrix @ matrix.mH)
+    factor, info = _gap(matrix)
     factor = torch.where((info == 0)[..., None, None], factor, torch.nan)
     return Contracted(matrix, InverseRoot(factor, lower=True))
 
@@ -199,9 +205,8 @@ class Contraction(ABC):
 
 
 def _strict_gap(matrix: Tensor) -> Tensor:
-    """Cholesky factor of ``I − UU^*``, or :class:`InfeasibleError`."""
-    eye = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
-    factor, info = torch.linalg.cholesky_ex(eye - matrix @ matrix.mH)
+    """Cholesky factor of ``I − UU^*``, or :class:`InfeasibleError` if the norm of U is not below one."""
+    factor, info = _gap(matrix)
     if int(info.max()) != 0 or not bool(torch.isfinite(factor).all()):
         norm = float(torch.linalg.matrix_norm(matrix, 2).max())
         raise InfeasibleError(

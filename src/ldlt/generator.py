@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ldlt.contraction import Contracted, IdentityRoot, Root
 from ldlt.factored import FactoredWeight
-from ldlt.triangular import scale_both
+from ldlt.triangular import positive_qr, scale_both
 
 __all__ = [
     "Frame",
@@ -343,13 +343,6 @@ def _stacked(gens: Sequence[Generator], blocks: list[int]) -> Tensor:
     return torch.cat(rows, -2)
 
 
-def _qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """QR with a positive diagonal of R, so that the factor is a continuous function of the matrix."""
-    q, r = torch.linalg.qr(matrix)
-    sign = torch.where(r.diagonal(dim1=-2, dim2=-1).real < 0, -1.0, 1.0).to(r.dtype).detach()
-    return q * sign[..., None, :], r * sign[..., :, None]
-
-
 def factor(
     members: Sequence[Generator], choice: FrameChoice | None, others: Sequence[Generator] = (), floor: float = 0.0
 ) -> Frame:
@@ -393,19 +386,19 @@ def _rest(
         if choice.extra:
             pool = [_stacked([others[t]], blocks)[..., [c]] for t, c in choice.extra]
             columns = torch.cat([columns, *pool], -1)
-        basis, upper = _qr(columns)
+        basis, upper = positive_qr(columns)
         upper = upper[..., :rank, :rank]
     range_ = None
     if not full:
         inner = stack if basis is None else basis[..., :rank].mH @ stack
-        range_, triangle = _qr(inner.mH)  # F = range · triangle
+        range_, triangle = positive_qr(inner.mH)  # F = range · triangle
         upper = triangle.mH
     # What follows divides by the factor. A map inside the graph may have come close to losing rank, and a direction
     # below the rounding errors would be divided by noise. So every feature gets independent noise, a share ``floor`` of
     # its size: a larger covariance is always safe (the form is monotone in it), and for a well-conditioned stack the
     # change is below rounding.
     size = torch.linalg.vector_norm(upper, dim=-2).detach()
-    rotation, raised = _qr(torch.cat([upper, torch.diag_embed(floor * size).to(upper.dtype)], -2))
+    rotation, raised = positive_qr(torch.cat([upper, torch.diag_embed(floor * size).to(upper.dtype)], -2))
     turn = rotation[..., :rank, :]
     wide = turn if basis is None else basis[..., :rank] @ turn
     return _Rest(rest, blocks, wide, basis, rank, raised, range_)

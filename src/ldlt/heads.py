@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ldlt.contraction import Contraction
 from ldlt.errors import InfeasibleError, OptionError
+from ldlt.triangular import positive_qr
 
 __all__ = ["HEADS", "Head", "get_head"]
 
@@ -64,9 +65,7 @@ class Orthogonal(Head):
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
         tall = weight.shape[-2] > weight.shape[-1]
-        q, r = torch.linalg.qr(weight if tall else weight.mH)
-        sign = torch.where(r.diagonal(dim1=-2, dim2=-1).real < 0, -1.0, 1.0).to(r.dtype).detach()
-        q = q * sign[..., None, :]  # the positive diagonal makes the factor continuous
+        q, _ = positive_qr(weight if tall else weight.mH)
         return q if tall else q.mH
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -452,11 +452,9 @@ def _reference(module: nn.Module) -> Tensor:
 
 def join_groups(plan: Plan, node: str, values: Mapping[str, Tensor]) -> Tensor:
     """Per-group vectors of one activation in the order of its features."""
-    groups = [g for g in plan.groups.values() if g.node == node]
-    if len(groups) == 1:
-        return values[groups[0].name]
-    order = torch.tensor([r for g in groups for r in g.rows or ()])
-    return torch.cat([values[g.name] for g in groups])[torch.argsort(order)]
+    names, places = plan.parts(node)
+    found = torch.cat([values[n] for n in names])
+    return found if places is None else found[places]
 
 
 def _joint(graph: Graph, module: nn.Module) -> set[str]:

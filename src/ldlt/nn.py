@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,31 +32,27 @@ def _make(activation: Callable[[], nn.Module]) -> nn.Module:
     return activation()
 
 
+def _hidden(sizes: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, o in pairwise(sizes):
+        layers += [nn.Linear(i, o), _make(activation)]
+    return nn.Sequential(*layers)
+
+
 def feed_forward_module(
     in_features: int, hidden: Sequence[int], out_features: int, activation: Callable[[], nn.Module] = nn.ReLU
 ) -> nn.Sequential:
     """Plain multi-layer perceptron, the module inside :class:`FeedForward`."""
     sizes = _sizes(in_features, hidden, out_features)
-    layers: list[nn.Module] = []
-    for i, o in pairwise(sizes[:-1]):
-        layers += [nn.Linear(i, o), _make(activation)]
-    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
+    return nn.Sequential(*_hidden(sizes[:-1], activation), nn.Linear(sizes[-2], sizes[-1]))
 
 
-class _Residual(nn.Module):
+class _Skip(nn.Module):
     """``A x + B w_n`` with ``w_j = σ(C_j w_{j−1} + b_j)``, ``w_0 = x``."""
 
-    def __init__(
-        self, in_features: int, hidden: Sequence[int], out_features: int, activation: Callable[[], nn.Module]
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], activation: Callable[[], nn.Module]) -> None:
         super().__init__()
-        sizes = _sizes(in_features, hidden, out_features)
-        if len(sizes) < 3:
-            raise ShapeError("a residual network needs at least one hidden layer")
-        layers: list[nn.Module] = []
-        for i, o in pairwise(sizes[:-1]):
-            layers += [nn.Linear(i, o), _make(activation)]
-        self.body = nn.Sequential(*layers)
+        self.body = _hidden(sizes[:-1], activation)
         self.head = nn.Linear(sizes[-2], sizes[-1])
         self.skip = nn.Linear(sizes[0], sizes[-1], bias=False)
 
@@ -69,11 +65,14 @@ def residual_module(
     in_features: int, hidden: Sequence[int], out_features: int, activation: Callable[[], nn.Module] = nn.ReLU
 ) -> nn.Module:
     """Plain residual block, the module inside :class:`Residual`."""
-    return _Residual(in_features, hidden, out_features, activation)
+    sizes = _sizes(in_features, hidden, out_features)
+    if len(sizes) < 3:
+        raise ShapeError("a residual network needs at least one hidden layer")
+    return _Skip(sizes, activation)
 
 
-class FeedForward(Lipschitz):
-    """LDLT-L: a multi-layer perceptron that is ℓ-Lipschitz end to end.
+class _Ready(Lipschitz):
+    """A network of given sizes.
 
     Args:
         in_features: Number of inputs.
@@ -84,57 +83,47 @@ class FeedForward(Lipschitz):
         dtype: Floating-point type.
         device: Where the parameters live.
         **options: Passed to :class:`ldlt.Lipschitz`.
+    """
+
+    build: ClassVar[Callable[..., nn.Module]]
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: Sequence[int],
+        out_features: int,
+        bound: float = 1.0,
+        *,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> None:
+        module = type(self).build(in_features, hidden, out_features, activation).to(dtype=dtype, device=device)
+        super().__init__(module, bound, input_shape=int(in_features), **options)
+
+
+class FeedForward(_Ready):
+    """LDLT-L: a multi-layer perceptron that is ℓ-Lipschitz end to end.
+
+    ``FeedForward(in_features, hidden, out_features, bound=1.0, *, activation=nn.ReLU, dtype=None, device=None,
+    **options)``: ``hidden`` is a list of widths, ``activation`` makes one activation module, the options are those of
+    :class:`ldlt.Lipschitz`.
 
     Example:
         >>> FeedForward(8, [64] * 4, 3, bound=1.0)(torch.randn(2, 8)).shape
         torch.Size([2, 3])
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden: Sequence[int],
-        out_features: int,
-        bound: float = 1.0,
-        *,
-        activation: Callable[[], nn.Module] = nn.ReLU,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        **options: Any,
-    ) -> None:
-        module = feed_forward_module(in_features, hidden, out_features, activation).to(dtype=dtype, device=device)
-        super().__init__(module, bound, input_shape=int(in_features), **options)
+    build = staticmethod(feed_forward_module)
 
 
-class Residual(Lipschitz):
+class Residual(_Ready):
     """LDLT-R: as :class:`FeedForward`, plus a free linear map from the input straight to the output.
-
-    Args:
-        in_features: Number of inputs.
-        hidden: Widths of the hidden layers, at least one.
-        out_features: Number of outputs.
-        bound: ℓ.
-        activation: Makes one activation module.
-        dtype: Floating-point type.
-        device: Where the parameters live.
-        **options: Passed to :class:`ldlt.Lipschitz`.
 
     Example:
         >>> Residual(8, [64] * 4, 3, bound=1.0)(torch.randn(2, 8)).shape
         torch.Size([2, 3])
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden: Sequence[int],
-        out_features: int,
-        bound: float = 1.0,
-        *,
-        activation: Callable[[], nn.Module] = nn.ReLU,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        **options: Any,
-    ) -> None:
-        module = residual_module(in_features, hidden, out_features, activation).to(dtype=dtype, device=device)
-        super().__init__(module, bound, input_shape=int(in_features), **options)
+    build = staticmethod(residual_module)

@@ -95,6 +95,14 @@ class Plan:
     output: Group
     weights: dict[str, str]  # affine node -> parameter name
 
+    def parts(self, node: str) -> tuple[list[str], list[int] | None]:
+        """Groups of an activation, and the places of its features among their concatenated rows (None: in order)."""
+        groups = [g for g in self.groups.values() if g.node == node]
+        if len(groups) == 1:
+            return [groups[0].name], None
+        rows = [r for g in groups for r in g.rows or ()]
+        return [g.name for g in groups], sorted(range(len(rows)), key=rows.__getitem__)
+
     @property
     def normalised(self) -> set[str]:
         """Affine nodes with at least one normalised row."""

@@ -118,16 +118,12 @@ class _Run:
 
     def join(self, name: str) -> None:
         """Put the groups of one activation together."""
-        groups = [g for g in self.plan.groups.values() if g.node == name]
-        shape = self.graph[name].shape
-        if len(groups) == 1:
-            self.state.live[name] = self.state.live[groups[0].name].reshaped(shape)
-            return
-        parts = [self.state.live[g.name] for g in groups]
-        order = torch.tensor([r for g in groups for r in g.rows or ()])
-        back = torch.argsort(order)
-        gen = linear(lambda *xs: torch.cat(xs, -1)[:, back], parts, (len(order),))
-        self.state.live[name] = gen.reshaped(shape)
+        names, places = self.plan.parts(name)
+        parts = [self.state.live[n] for n in names]
+        gen = parts[0]
+        if places is not None:
+            gen = linear(lambda *xs: torch.cat(xs, -1)[:, places], parts, (len(places),))
+        self.state.live[name] = gen.reshaped(self.graph[name].shape)
 
     # -- groups ------------------------------------------------------------------------------------------------------
 

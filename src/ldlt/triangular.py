@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-__all__ = ["SHARE", "Contraction", "Triangular", "gram_cholesky", "scale_both"]
+__all__ = ["SHARE", "Contraction", "Triangular", "gram_cholesky", "positive_qr", "scale_both"]
 
 SHARE = 4.0
 """Rounding units of ``‖W‖²_F`` that are added to α."""
@@ -266,6 +266,13 @@ class _Scale(_Function):
             share = (grad * output.conj()).real
             grad_rows, grad_columns = share.sum(-1) / rows, share.sum(-2) / columns
         return scale_both(grad, rows, columns), grad_rows, grad_columns
+
+
+def positive_qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """QR with a positive diagonal of R, so that both factors are continuous functions of the matrix."""
+    q, r = torch.linalg.qr(matrix)
+    sign = torch.where(r.diagonal(dim1=-2, dim2=-1).real < 0, -1.0, 1.0).to(r.dtype).detach()
+    return q * sign[..., None, :], r * sign[..., :, None]
 
 
 def scale_both(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
