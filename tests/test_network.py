@@ -248,6 +248,17 @@ def test_frozen_is_the_users_own_class():
     assert net.module.a.weight.abs().sum() > 0
 
 
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_equals_built_when_the_free_matrices_are_huge(kind, contraction):
+    """Frozen weights are computed in float64; the function must be the one that was trained in float32."""
+    net = KINDS[kind](contraction=contraction)
+    randomise(net, 0, 30.0 if contraction != "cayley" else 3.0)
+    x = torch.randn(9, 5)
+    y = net(x).detach()
+    assert float((net.freeze()(x) - y).detach().norm()) <= 2e-3 * float((y - y.mean(0)).norm() + y.norm())
+
+
 def test_train_and_eval_agree_after_a_step():
     """No cache that could go stale."""
     net = ldlt.nn.FeedForward(5, [8], 2)

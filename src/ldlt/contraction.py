@@ -183,9 +183,17 @@ def given(matrix: Tensor) -> Contracted:
 
 
 class Contraction(ABC):
-    """A smooth map from free parameters onto the matrices of norm below one."""
+    """A smooth map from free parameters onto the matrices of norm below one.
+
+    Args:
+        unit: Rounding unit of the stored parameters; safeguards against rounding are measured in it, whatever precision
+            the map is evaluated in.
+    """
 
     name: str
+
+    def __init__(self, unit: float = torch.finfo(torch.float64).eps) -> None:
+        self.unit = unit
 
     @abstractmethod
     def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
@@ -228,7 +236,7 @@ class _Alpha(Contraction):
 
     def _rescaled(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
         """``tW`` such that the α actually used is ``t²`` for a W made for α = 1."""
-        share = SHARE * torch.finfo(weight.dtype).eps * float(weight.abs().square().sum())
+        share = SHARE * self.unit * float(weight.abs().square().sum())
         if share >= 1:
             raise InfeasibleError("the weights are too close to the boundary of the feasible set for this precision")
         return weight * (extra["log_alpha"].exp() / (1 - share)).sqrt()
@@ -240,7 +248,7 @@ class Cholesky(_Alpha):
     name = "cholesky"
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
-        found = gram_cholesky(weight, extra["log_alpha"].exp())
+        found = gram_cholesky(weight, extra["log_alpha"].exp(), self.unit)
         scale = found.alpha.sqrt()
         return Contracted(found.matrix, TriangularRoot(found.factor, scale), lambda: weight / scale, found.apply)
 
@@ -290,7 +298,7 @@ class Symmetric(_Alpha):
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
         gram = weight @ weight.mH
         share = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)
-        alpha = extra["log_alpha"].exp() + SHARE * torch.finfo(weight.dtype).eps * share
+        alpha = extra["log_alpha"].exp() + SHARE * self.unit * share
         gram = gram + torch.diag_embed(alpha.to(gram.dtype).expand(gram.shape[:-1]))
         half, inverse, _, _ = _Sqrt.apply(gram)  # type: ignore[misc]
         scale = alpha.sqrt()
@@ -338,11 +346,11 @@ class Cayley(Contraction):
         return weight, {"skew": -skew / 2}
 
 
-CONTRACTIONS: dict[str, Contraction] = {c.name: c for c in (Cholesky(), Symmetric(), Cayley())}
+CONTRACTIONS: dict[str, type[Contraction]] = {c.name: c for c in (Cholesky, Symmetric, Cayley)}
 
 
-def get_contraction(name: str) -> Contraction:
-    """The contraction of that name, or :class:`OptionError`."""
+def get_contraction(name: str, unit: float) -> Contraction:
+    """A contraction of that name, or :class:`OptionError`."""
     if not isinstance(name, str) or name not in CONTRACTIONS:
         raise OptionError(f"contraction must be one of {', '.join(map(repr, CONTRACTIONS))}, not {name!r}")
-    return CONTRACTIONS[name]
+    return CONTRACTIONS[name](unit)

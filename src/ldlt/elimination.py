@@ -67,7 +67,7 @@ class Elimination:
         bound: ℓ, a positive scalar tensor; its dtype and device are those of the sweep.
         name: Name of the input value.
         choices: Structural decisions by move name; missing ones are made (and recorded) from the values at hand.
-        floor: See :func:`ldlt.generator.factor`.
+        unit: Rounding unit of the stored parameters, which all safeguards are measured in.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Elimination:
         shape: tuple[int, ...],
         bound: Tensor,
         choices: dict[str, FrameChoice | None],
-        floor: float = 0.0,
+        unit: float,
     ) -> None:
-        self.floor = floor
+        self.unit = unit
         self.sizes: dict[int, int] = {}
         self.live: dict[str, Generator] = {}
         self.choices = choices
@@ -111,7 +111,7 @@ class Elimination:
         if self.choices.get(move) is None:  # None may also mean that an activation had other slopes then
             with torch.no_grad():
                 self.choices[move] = choose_frame(stack, others)
-        return factor_stack(stack, self.choices[move], others, self.floor)
+        return factor_stack(stack, self.choices[move], others, 2 * math.sqrt(self.unit))
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -253,17 +253,16 @@ class Elimination:
             blocks[self._new_block(n)] = torch.diag_embed(unit)
         return Generator((n,), blocks, self.sizes)
 
-    @staticmethod
-    def _root(contracted: Contracted, rho: float | Tensor, multiplier: Tensor) -> Triangular:
+    def _root(self, contracted: Contracted, rho: float | Tensor, multiplier: Tensor) -> Triangular:
         """``N`` lower triangular with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""
         if not isinstance(rho, Tensor) and abs(rho) < 1:
             root = (rho / contracted.root.factor) * contracted.root.dense().mH
-            return gram_cholesky(root, multiplier.new_tensor(1 - rho**2)).factor
+            return gram_cholesky(root, multiplier.new_tensor(1 - rho**2), self.unit).factor
         # K^*K − I = U U^* + U (KU)^* (KU) U^*
         u = contracted.matrix
         both = torch.cat([u, u @ contracted.spread().mH], -1)
         both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
-        return gram_cholesky(both, multiplier.new_ones(())).factor
+        return gram_cholesky(both, multiplier.new_ones(()), self.unit).factor
 
     def _compress(self, frame: Frame) -> None:
         """Write the live generators in the smaller noise basis that the frame's QR has found."""

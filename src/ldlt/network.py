@@ -111,8 +111,8 @@ class Lipschitz(nn.Module):
         _positive("gain", gain, OptionError)
         if output not in ("free", "scale"):
             raise OptionError(f"output must be 'free' or 'scale', not {output!r}")
-        chosen = get_contraction(contraction)
-        _reference(module)
+        like = _reference(module)
+        chosen = get_contraction(contraction, torch.finfo(like.dtype).eps)
         graph = trace(module, shape)
         if not graph.affines:
             raise GraphError("the module has no Linear layer: there is nothing to make Lipschitz")
@@ -125,10 +125,7 @@ class Lipschitz(nn.Module):
             )
         self.module = module
         self.input_shape = shape
-        like = _reference(module)
-        # Stored weights are rounded to their own precision, so that is what the noise floor is measured in.
-        floor = 2 * math.sqrt(torch.finfo(like.dtype).eps)
-        self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen), floor)
+        self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen))
         self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []
         for group in [*plan.groups.values(), plan.output]:

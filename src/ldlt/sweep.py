@@ -28,7 +28,6 @@ class Blueprint:
     plan: Plan
     contraction: Contraction
     head: Head
-    floor: float = 0.0
     choices: dict[str, FrameChoice | None] = field(default_factory=dict)
 
 
@@ -92,7 +91,7 @@ class _Run:
         self.batch = batch
         self.graph, self.plan = blueprint.graph, blueprint.plan
         source = self.graph.input
-        self.state = Elimination(source.name, source.shape, free.bound, blueprint.choices, blueprint.floor)
+        self.state = Elimination(source.name, source.shape, free.bound, blueprint.choices, blueprint.contraction.unit)
         self.weights: dict[str, Tensor] = {}  # parameter name -> explicit matrix so far
         self.multipliers: dict[str, Tensor] = {}
         self.inverse: dict[str, dict[str, Tensor]] = {}

@@ -95,10 +95,10 @@ class _Contract(_Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(weight: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def forward(weight: Tensor, alpha: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         gram = weight @ weight.mH
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        used = alpha + SHARE * torch.finfo(weight.dtype).eps * diagonal.real.sum(-1)
+        used = alpha + SHARE * unit * diagonal.real.sum(-1)
         diagonal.add_(used if used.ndim == gram.ndim - 1 else used[..., None])
         _factor_in_place(gram)
         frame = torch.zeros_like(used.reshape(-1)[0], dtype=gram.dtype).expand(gram.shape)
@@ -106,14 +106,14 @@ class _Contract(_Function):
         return contraction, contraction.view_as(contraction), gram, frame, used
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, ...]) -> None:
         contraction, _, factor, frame, used = output
         ctx.mark_non_differentiable(factor)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(inputs[0], contraction, factor, frame, used)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         weight, contraction, factor, frame, used = ctx.saved_tensors
         grad_u, grad_product, _, grad_e, grad_used = grads
         tri = Triangular(factor, frame)
@@ -142,7 +142,7 @@ class _Contract(_Function):
                 grad_alpha = -(left * inverse.mT).sum(-1).real
             if grad_used is not None:
                 grad_alpha = grad_alpha + grad_used
-        return grad_w, grad_alpha
+        return grad_w, grad_alpha, None
 
 
 class _Product(_Function):
@@ -302,12 +302,15 @@ class Contraction(NamedTuple):
         return x @ self.matrix.mH
 
 
-def gram_cholesky(weight: Tensor, alpha: Tensor) -> Contraction:
+def gram_cholesky(weight: Tensor, alpha: Tensor, unit: float | None = None) -> Contraction:
     """``U = M^{-1} W`` and ``M`` with ``M M^* = diag(alpha) + W W^*``.
 
     Args:
         weight: (..., n, k), real or complex.
         alpha: Positive scalar (shape ``()``) or vector (n,), real.
+        unit: Rounding unit that the share of ``‖W‖²_F`` in α is measured in; that of ``weight`` by default. It is part
+            of the map: whoever evaluates it in another precision must keep it.
     """
-    matrix, again, value, frame, used = _Contract.apply(weight, alpha)
+    unit = torch.finfo(weight.dtype).eps if unit is None else unit
+    matrix, again, value, frame, used = _Contract.apply(weight, alpha, unit)
     return Contraction(matrix, Triangular(value, frame), used, again)
