@@ -379,7 +379,14 @@ def _rest(
     floor: float,
 ) -> _Rest:
     """Factor of the part of a stack that needs a QR factorisation."""
+    # What follows divides by the factor. A map inside the graph may have come close to losing rank, and a direction
+    # below the rounding errors would be divided by noise. So every feature gets independent noise, a share ``floor`` of
+    # its size: a larger covariance is always safe (the form is monotone in it), and for a well-conditioned stack the
+    # change is below rounding.
     rank = choice.rank
+    if full and not choice.compress:
+        rotation, raised = _raised(stack, floor)
+        return _Rest(rest, blocks, rotation, None, rank, raised, None)
     basis: Tensor | None = None
     if full or rank < stack.shape[-2] or choice.extra:
         columns = stack if full else stack[..., list(choice.columns)]
@@ -393,15 +400,17 @@ def _rest(
         inner = stack if basis is None else basis[..., :rank].mH @ stack
         range_, triangle = positive_qr(inner.mH)  # F = range · triangle
         upper = triangle.mH
-    # What follows divides by the factor. A map inside the graph may have come close to losing rank, and a direction
-    # below the rounding errors would be divided by noise. So every feature gets independent noise, a share ``floor`` of
-    # its size: a larger covariance is always safe (the form is monotone in it), and for a well-conditioned stack the
-    # change is below rounding.
-    size = torch.linalg.vector_norm(upper, dim=-2).detach()
-    rotation, raised = positive_qr(torch.cat([upper, torch.diag_embed(floor * size).to(upper.dtype)], -2))
-    turn = rotation[..., :rank, :]
+    turn, raised = _raised(upper, floor)
     wide = turn if basis is None else basis[..., :rank] @ turn
     return _Rest(rest, blocks, wide, basis, rank, raised, range_)
+
+
+def _raised(stack: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """``B`` and ``R`` with ``stack = B R`` and ``R^*R = stack^* stack + floor² diag(column norms)²``."""
+    size = torch.linalg.vector_norm(stack, dim=-2).detach()
+    noise = torch.diag_embed(floor * size).to(stack.dtype)
+    rotation, upper = positive_qr(torch.cat([stack, noise], -2))
+    return rotation[..., : stack.shape[-2], :], upper
 
 
 def _independent(matrix: Tensor, given: Tensor, limit: int) -> list[int]:
