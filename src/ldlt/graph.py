@@ -82,7 +82,7 @@ class Wire(Node):
     """A fixed linear operation, such as a sum, a concatenation, a slice, a product with a constant.
 
     Attributes:
-        kind: ``"function"`` or ``"method"``: what ``target`` is.
+        kind: ``"function"`` or ``"method"``: what ``target`` is; ``"dropout"`` marks a random identity.
         target: The function or the method's name (None for a negation and for the role ``"order"``).
         args: Positional arguments with :class:`Ref`, :class:`Attr` and ``BATCH`` in the place of values.
         kwargs: Keyword arguments, likewise.
