@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ldlt._version import __version__
+from ldlt.bench import command
 from ldlt.errors import LdltError
 
 __all__ = ["main"]
@@ -20,6 +22,8 @@ _EXAMPLES = """examples:
   ldlt figure factors ldl.png              structure of the LDL' factors of the paper's residual block
   ldlt figure b artefacts.svg              |B| with symmetric and with Cholesky roots
   ldlt data list                           data sets that need no download
+  ldlt bench --sets iris wine --epochs 5   compare all families, a first look
+  ldlt report                              the page of the last benchmark
 """
 
 
@@ -108,12 +112,17 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("action", choices=["list", "check", "fetch"])
     data.add_argument("path", nargs="?", help="archive (zip or folder); default: LDLT_UCI or the user's cache")
     data.set_defaults(run=_data)
+
+    command.add_bench(commands)
+    command.add_report(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 on success, 1 if a check failed, 2 on an error, 130 when interrupted."""
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(given)
+    arguments.command_line = shlex.join(["ldlt", *given])
     try:
         return int(arguments.run(arguments))
     except LdltError as error:

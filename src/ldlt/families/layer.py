@@ -178,11 +178,14 @@ class Layer(nn.Module):
         """
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ShapeError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
+        y = self.branch(x)
+        return x + y if self.residual else y
+
+    def branch(self, x: Tensor) -> Tensor:
+        """Evaluate ``outer σ(inner x + bias)``; a layer may do so without forming its explicit weights."""
         inner, bias, outer = self.explicit()
         y = self.activation(F.linear(x, inner, bias))
-        if outer is not None:
-            y = F.linear(y, outer)
-        return x + y if self.residual else y
+        return y if outer is None else F.linear(y, outer)
 
     def freeze(self) -> nn.Sequential:
         """Return a plain module of ``torch.nn`` layers that computes the same function.

@@ -16,9 +16,9 @@ ICLR 2021 (dense form).
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
-from ldlt.families.cayley import cayley_rows, with_norm
+from ldlt.families.cayley import CayleyMap, cayley_rows, with_norm
 from ldlt.families.layer import Explicit, Layer, uniform
 
 __all__ = ["Orthogonal"]
@@ -45,3 +45,12 @@ class Orthogonal(Layer):
     def explicit(self) -> Explicit:
         """Evaluate the semi-orthogonal matrix."""
         return Explicit(cayley_rows(with_norm(self.weight, self.gain)), self.bias)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """Evaluate the layer; a batch that is smaller than the matrix is solved for, not multiplied."""
+        if x.shape[:-1].numel() >= min(self.neurons, self.in_features):
+            return super().branch(x)
+        free, rows = with_norm(self.weight, self.gain), x.reshape(-1, x.shape[-1])
+        wide = self.neurons <= self.in_features
+        y = CayleyMap(free).rows(rows) if wide else CayleyMap(free.mT).adjoint(rows)
+        return self.activation(y.reshape(*x.shape[:-1], self.neurons) + self.bias)  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ldlt.families.cayley import cayley, with_norm
+from ldlt.families.cayley import CayleyMap, cayley, with_norm
 from ldlt.families.layer import Explicit, Layer, uniform
 
 __all__ = ["Sandwich", "SandwichOutput"]
@@ -91,3 +91,13 @@ class Sandwich(SandwichOutput):
         inner = math.sqrt(2.0) * torch.exp(-self.log_psi)[..., :, None] * b
         outer = math.sqrt(2.0) * torch.exp(self.log_psi)[..., None, :] * a.mT
         return Explicit(inner, self.bias, outer)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """Evaluate the layer; a batch that is smaller than the layer is solved for, not multiplied."""
+        if x.shape[:-1].numel() >= self.neurons:
+            return super().branch(x)
+        factors = CayleyMap(with_norm(self.weight, self.gain))
+        psi = math.sqrt(2.0) * torch.exp(self.log_psi)
+        w = self.activation(2.0 * factors.b(x.reshape(-1, x.shape[-1])) / psi + self.bias)
+        y = factors.a_adjoint(w * psi)
+        return y.reshape(*x.shape[:-1], self.neurons)

@@ -14,6 +14,11 @@ __all__ = ["Alpha", "alpha_values", "check_chain", "check_multipliers"]
 Alpha = float | Tensor | Sequence[float | Tensor]
 
 
+def _visible() -> bool:
+    """Whether values can be looked at: under ``vmap`` they cannot."""
+    return not torch._C._are_functorch_transforms_active()
+
+
 def alpha_values(alpha: Alpha, count: int, like: Tensor) -> list[Tensor]:
     """One scalar tensor for each free matrix, from one common number or one number each."""
     single = isinstance(alpha, (int, float)) or (isinstance(alpha, Tensor) and alpha.dim() == 0)
@@ -22,6 +27,8 @@ def alpha_values(alpha: Alpha, count: int, like: Tensor) -> list[Tensor]:
         raise ShapeError(f"{count} values of alpha are needed (skip, hidden maps, output), not {len(values)}")
     tensors = [torch.as_tensor(value, dtype=like.dtype, device=like.device) for value in values]
     for k, value in enumerate(tensors):
+        if not _visible():
+            continue
         positive = bool(value.detach() > 0) or (k == count - 1 and bool(value.detach() == 0))
         if value.dim() != 0 or not positive or not bool(torch.isfinite(value.detach())):
             raise OptionError(f"alpha[{k}] = {value.tolist()} is not a positive finite number")
@@ -46,5 +53,5 @@ def check_multipliers(W: Sequence[Tensor], multipliers: Sequence[Tensor]) -> Non
         if diagonal.shape != (weight.shape[0],):
             raise ShapeError(f"multipliers[{j}] has shape {tuple(diagonal.shape)}, not {(weight.shape[0],)}")
         values = diagonal.detach()
-        if not bool((torch.isfinite(values) & (values > 0)).all()):
+        if _visible() and not bool((torch.isfinite(values) & (values > 0)).all()):
             raise OptionError(f"multipliers[{j}] has an entry that is not positive and finite")

@@ -1,0 +1,136 @@
+"""A tensor function as a list of operations that runs without Python.
+
+The step of a small network is mostly Python: modules, ``vmap``, autograd. None of it depends on the numbers, so it is
+done once. :func:`record` runs a function and writes down every operation that reaches the dispatcher; by then ``vmap``
+has become batched operations and the backward pass is a row of operations like any other. The list is handed to
+TorchScript's interpreter, which replays it at about a microsecond per operation.
+
+``torch.fx.experimental.proxy_tensor.make_fx`` writes the same list, but keeps a fake tensor and a stack trace for every
+node: it was measured to take about five times as long, longer than the whole training of a small network.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from ldlt.errors import LdltError
+
+__all__ = ["Program", "ProgramError", "record"]
+
+Program = Callable[..., tuple[Tensor, ...]]
+"""A recorded function: tensors in, tuple of tensors out, for the shapes it was recorded with."""
+
+
+class ProgramError(LdltError, RuntimeError):
+    """A function whose recorded operations do not compute what the function computes."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Place of a tensor on the tape."""
+
+    index: int
+
+
+class _Recorder(TorchDispatchMode):
+    """Runs every operation and writes it on a tape."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.tape: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[int | None]]] = []
+        self.constants: dict[int, Tensor] = {}
+        self.tensors: list[Tensor] = []  # tensors are known by their id, so none may be freed
+        self.slots: dict[int, int] = {}
+        for tensor in inputs:
+            self.new(tensor)
+
+    def new(self, tensor: Tensor) -> int:
+        """Slot of a tensor that has just been made."""
+        self.slots[id(tensor)] = len(self.tensors)
+        self.tensors.append(tensor)
+        return self.slots[id(tensor)]
+
+    def slot(self, tensor: Tensor) -> int:
+        """Slot of a tensor; one that no operation on the tape has made is a constant."""
+        if id(tensor) not in self.slots:
+            self.constants[self.new(tensor)] = tensor.detach()
+        return self.slots[id(tensor)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.detach.default:  # the same numbers in the same memory
+            source = self.slot(args[0])
+            result = func(*args)
+            self.slots[id(result)] = source
+            self.tensors.append(result)  # keeps the id taken; nothing reads this place
+            return result
+
+        def place(value: Any) -> Any:
+            return _Slot(self.slot(value)) if isinstance(value, Tensor) else value
+
+        read = tree_map(place, tuple(args)), tree_map(place, kwargs)
+        result = func(*args, **kwargs)
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        made = [self.new(part) if isinstance(part, Tensor) else None for part in parts]
+        self.tape.append((func, *read, made))
+        return result
+
+
+def _compile(replay: Program, examples: tuple[Tensor, ...]) -> Program:
+    """Turn a function that only calls operations into TorchScript's form of it.
+
+    ``torch.jit.trace`` keeps every function it ever made (20 MB for a step of a residual network), which a study of a
+    thousand units cannot afford; its two halves do not.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript announces its successor
+        try:
+            graph = torch._C._create_graph_by_tracing(replay, examples, lambda value: "", True, False)[0]
+            return torch._C._create_function_from_graph("program", graph)  # type: ignore[no-any-return]
+        except AttributeError:  # a release of PyTorch without these internals
+            return torch.jit.trace(replay, examples, check_trace=False)  # type: ignore[no-any-return]
+
+
+def record(function: Callable[..., tuple[Tensor, ...]], *examples: Tensor) -> Program:
+    """Record a function at example inputs.
+
+    Args:
+        function: Pure function of tensors that returns a tuple of tensors. What it does may depend on the shapes of
+            its inputs, not on their values.
+        *examples: Inputs; the program is valid for inputs of these shapes and types.
+
+    Raises:
+        ProgramError: If the recorded program does not reproduce the function at the examples.
+    """
+    with _Recorder(examples) as recorder:
+        expected = function(*examples)
+    tape, constants = recorder.tape, recorder.constants
+    outputs = [recorder.slot(t) for t in expected]
+
+    def replay(*inputs: Tensor) -> tuple[Tensor, ...]:
+        values: dict[int, Tensor] = {**dict(enumerate(inputs)), **constants}
+
+        def fetch(value: Any) -> Any:
+            return values[value.index] if isinstance(value, _Slot) else value
+
+        for func, args, kwargs, made in tape:
+            result = func(*tree_map(fetch, args), **tree_map(fetch, kwargs))
+            parts = result if isinstance(result, (tuple, list)) else (result,)
+            values.update((slot, part) for slot, part in zip(made, parts, strict=True) if slot is not None)
+        return tuple(values[slot] for slot in outputs)
+
+    with torch.no_grad():
+        program = _compile(replay, examples)
+        found = program(*examples)
+    for ours, theirs in zip(found, expected, strict=True):
+        if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise ProgramError("the recorded operations do not reproduce the function; does it depend on values?")
+    return program
