@@ -71,7 +71,7 @@ def test_fingerprint_tells_settings_apart() -> None:
 def test_shortened() -> None:
     short = shortened(PROTOCOLS["tuned"], 10)
     assert short.epochs == 10
-    assert short.rungs == ((1, 2), (3, 1))
+    assert short.rungs == ((1, 2), (1, 1))
     assert shortened(PROTOCOLS["paper"], 500) is PROTOCOLS["paper"]
     with pytest.raises(OptionError, match="at least 1"):
         shortened(PROTOCOLS["paper"], 0)

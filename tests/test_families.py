@@ -40,6 +40,7 @@ from ldlt.families import (
     sll_diagonal,
     squared_norm,
 )
+from ldlt.families.cayley import CayleyMap
 from ldlt.families.layer import raise_zeros
 from ldlt.families.network import Embed
 
@@ -616,3 +617,33 @@ def test_docstring_examples(name):
 
 def test_layers_are_exported_by_name():
     assert list(FAMILIES.values()) == [AOL, Orthogonal, Sandwich, SLL, CPL, Spectral]
+
+
+@pytest.mark.parametrize("layer", [Orthogonal, Sandwich])
+@pytest.mark.parametrize(("p", "q"), [(5, 8), (8, 8), (11, 6), (1, 3)])
+def test_solving_for_a_small_batch_is_the_layer(layer: type[Layer], p: int, q: int) -> None:
+    torch.manual_seed(p + q)
+    module = layer(p, q).double()
+    x = torch.randn(2, p, dtype=torch.float64, requires_grad=True)  # fewer rows than neurons: solved, not multiplied
+    names, values = zip(*((n, v.detach().requires_grad_()) for n, v in module.named_parameters()), strict=True)
+
+    def solved(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return functional_call(module, dict(zip(names, values, strict=True)), (x,))
+
+    def multiplied(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        wide = torch.cat((x, torch.zeros(20, p, dtype=x.dtype)))
+        return functional_call(module, dict(zip(names, values, strict=True)), (wide,))[:2]
+
+    torch.testing.assert_close(solved(x, *values), multiplied(x, *values))
+    weights = torch.randn(2, q, dtype=torch.float64)
+    for one, other in zip(
+        *(torch.autograd.grad((f(x, *values) * weights).sum(), (x, *values)) for f in (solved, multiplied)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_cayley_map_has_second_derivatives() -> None:
+    free = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    v, u = torch.randn(2, 4, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(lambda w: CayleyMap(w).rows(v), free)
+    assert torch.autograd.gradgradcheck(lambda w: CayleyMap(w).adjoint(u), free)

@@ -137,7 +137,7 @@ def _grid(rates: Sequence[float]) -> tuple[Candidate, ...]:
 
 PROTOCOLS: dict[str, Protocol] = {
     "paper": Protocol("paper"),
-    "tuned": Protocol("tuned", candidates=_grid((1e-3, 3e-3, 1e-2)), rungs=((10, 2), (30, 1))),
+    "tuned": Protocol("tuned", candidates=_grid((1e-3, 3e-3, 1e-2)), rungs=((5, 2), (15, 1))),
 }
 """``paper``: one setting for all. ``tuned``: every family gets the same search, judged on validation rows."""
 

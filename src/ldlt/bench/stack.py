@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.optim.adamw import adamw as fused
 
 from ldlt.bench.models import Model
 from ldlt.bench.program import Program, record
@@ -97,7 +98,10 @@ class Stack:
         def one(row: Tensor, x: Tensor) -> Tensor:
             return functional_call(self.model.module, unflatten(self.model, row), (x,))  # type: ignore[no-any-return]
 
-        return self._run("logits", lambda flat, x: (vmap(one)(flat, x),), flat, x)[0]
+        def run(flat: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+            return (vmap(one)(flat, x) if len(flat) > 1 else one(flat[0], x[0])[None],)
+
+        return self._run("logits", run, flat, x)[0]
 
     def _run(self, name: str, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         key = (name, *(tuple(t.shape) for t in inputs))
@@ -124,6 +128,24 @@ def adamw(
         step: Number of this step, from 1.
         weight_decay: λ.
     """
+    if len(flat) == 1:  # one wide network: the library's kernel passes over the memory once
+        fused(
+            [flat],
+            [grad],
+            [first],
+            [second],
+            [],
+            [torch.tensor(float(step - 1))],
+            fused=True,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=float(rate),
+            weight_decay=weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
+        return
     first.lerp_(grad, 1 - 0.9)
     second.mul_(0.999).addcmul_(grad, grad, value=1 - 0.999)
     torch.sqrt(second, out=grad)

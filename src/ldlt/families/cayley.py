@@ -22,6 +22,8 @@ harmless in float64. In float32 it was 2e-6 and 2e-5 for Gaussian free matrices 
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 
@@ -58,6 +60,32 @@ def cayley(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return rows[..., :q], rows[..., q:]
 
 
+class _Solve(torch.autograd.Function):
+    """``M^{-1} R`` or ``M^{-T} R`` from a given LU factorisation of M.
+
+    ``torch.linalg.solve`` factorises M anew for every right side and for every transpose.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor, lu: Tensor, pivots: Tensor, rhs: Tensor, adjoint: bool) -> Tensor:
+        return torch.linalg.lu_solve(lu, pivots, rhs, adjoint=adjoint)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *factors, _, ctx.adjoint = inputs
+        ctx.save_for_backward(*factors, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, Tensor, None]:
+        matrix, lu, pivots, output = ctx.saved_tensors
+        grad = cast(Tensor, _Solve.apply(matrix, lu, pivots, grads[0], not ctx.adjoint))
+        # d(M^{-1}R) = M^{-1}(dR − dM M^{-1}R)
+        outer = output @ grad.mT if ctx.adjoint else grad @ output.mT
+        return -outer, None, None, grad, None
+
+
 class CayleyMap:
     """``[A B]`` of a wide free matrix ``[X Y']``, applied to few vectors without being formed.
 
@@ -72,6 +100,8 @@ class CayleyMap:
         q = weight.shape[-2]
         x, self.y = weight[..., :q], weight[..., q:]  # X and Y'
         self.shifted = torch.eye(q, dtype=x.dtype, device=x.device) + x.mT - x + self.y @ self.y.mT  # I + Z'
+        with torch.no_grad():
+            self.lu, self.pivots = torch.linalg.lu_factor(self.shifted)
 
     def b(self, v: Tensor) -> Tensor:
         """``B v`` for rows v ``(b, n − q)``."""
@@ -93,10 +123,10 @@ class CayleyMap:
         return torch.cat((2.0 * solved - v, -2.0 * solved @ self.y), dim=-1)
 
     def _solve(self, v: Tensor) -> Tensor:
-        return torch.linalg.solve(self.shifted, v.mT).mT
+        return cast(Tensor, _Solve.apply(self.shifted, self.lu, self.pivots, v.mT, False)).mT
 
     def _solve_adjoint(self, v: Tensor) -> Tensor:
-        return torch.linalg.solve(self.shifted.mT, v.mT).mT
+        return cast(Tensor, _Solve.apply(self.shifted, self.lu, self.pivots, v.mT, True)).mT
 
 
 def cayley_rows(weight: Tensor) -> Tensor:
