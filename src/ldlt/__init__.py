@@ -8,6 +8,7 @@
 
 from ldlt import activations, attack, lmi, nn, paper
 from ldlt._version import __version__
+from ldlt.certificates import Certificate, CertificateError, Region, certify, verify
 from ldlt.errors import (
     BoundError,
     GraphError,
@@ -24,12 +25,15 @@ from ldlt.radius import certified_accuracy, certified_radius
 
 __all__ = [
     "BoundError",
+    "Certificate",
+    "CertificateError",
     "GraphError",
     "InfeasibleError",
     "LdltError",
     "Lipschitz",
     "MissingExtraError",
     "OptionError",
+    "Region",
     "Scaled",
     "ShapeError",
     "SlopeError",
@@ -39,7 +43,9 @@ __all__ = [
     "attack",
     "certified_accuracy",
     "certified_radius",
+    "certify",
     "lmi",
     "nn",
     "paper",
+    "verify",
 ]

@@ -9,6 +9,7 @@ Within a Euclidean ball of radius ``ε`` around an input, no output difference :
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,12 +19,20 @@ from ldlt.errors import ShapeError
 __all__ = ["certified_accuracy", "certified_radius"]
 
 
-def certified_radius(logits: Tensor, pair_bounds: Tensor) -> Tensor:
+class PairBounds(Protocol):
+    """Anything that knows the constants of its pairs of outputs: a network built here, or a certificate."""
+
+    def pair_bounds(self) -> Tensor:
+        """Constants of all pairs, (k, k)."""
+
+
+def certified_radius(logits: Tensor, pair_bounds: Tensor | PairBounds) -> Tensor:
     """Certified radius of the predicted class of every sample.
 
     Args:
         logits: (batch, k), k ≥ 2.
-        pair_bounds: (k, k), the constant of ``y_c − y_j`` for every pair (see :meth:`ldlt.Lipschitz.pair_bounds`).
+        pair_bounds: (k, k), the constant of ``y_c − y_j`` for every pair, or a network or certificate with a method
+            ``pair_bounds``.
 
     Returns:
         (batch,) in float64. Ties and rows with NaN have radius zero.
@@ -31,6 +40,8 @@ def certified_radius(logits: Tensor, pair_bounds: Tensor) -> Tensor:
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ShapeError(f"logits must have shape (batch, k) with k ≥ 2, not {tuple(logits.shape)}")
     k = logits.shape[1]
+    if not isinstance(pair_bounds, Tensor):
+        pair_bounds = pair_bounds.pair_bounds()
     if tuple(pair_bounds.shape) != (k, k):
         raise ShapeError(f"pair_bounds must have shape ({k}, {k}), not {tuple(pair_bounds.shape)}")
     values = logits.detach().double()
@@ -44,14 +55,14 @@ def certified_radius(logits: Tensor, pair_bounds: Tensor) -> Tensor:
 
 
 def certified_accuracy(
-    logits: Tensor, labels: Tensor, pair_bounds: Tensor, radii: Sequence[float] = (0.0,)
+    logits: Tensor, labels: Tensor, pair_bounds: Tensor | PairBounds, radii: Sequence[float] = (0.0,)
 ) -> dict[float, float]:
     """Share of samples that are classified correctly *and* certified beyond each radius.
 
     Args:
         logits: (batch, k).
         labels: (batch,), the true classes.
-        pair_bounds: (k, k).
+        pair_bounds: As for :func:`certified_radius`.
         radii: Radii; at radius 0 a tie counts as wrong.
     """
     if tuple(labels.shape) != tuple(logits.shape[:1]):

@@ -1,0 +1,147 @@
+"""Upper bounds on the Lipschitz constant of given networks, and what they cost.
+
+Run:  python benchmarks/certify.py                       (20-64-64-10, 784-1024×4-10, 50×128 chain)
+      python benchmarks/certify.py --networks small      (only the first)
+      python benchmarks/certify.py --peers               (also cvxpy's solvers and the package eclipse-nn, if installed)
+
+Each line is one method: the bound, its ratio to the best bound found for that network, and the seconds it took. Weights
+are PyTorch's default initialisation with ReLU, in float64. ``--limit`` is the time limit of this library's optimiser;
+the other methods run until they are done, in a process of their own that is ended after ``--patience`` seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import multiprocessing
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from multiprocessing.connection import Connection
+
+import torch
+from torch import nn
+
+from _measure import machine
+from ldlt.attack import lipschitz_lower_bound
+from ldlt.certificates.layerwise import eclipse, product
+from ldlt.certificates.optimise import minimise
+from ldlt.certificates.problem import Problem
+from ldlt.certificates.sdp import solve_sdp
+from ldlt.errors import LdltError
+from ldlt.trace import trace
+
+NETWORKS = {
+    "small": [20, 64, 64, 10],
+    "wide": [784, 1024, 1024, 1024, 1024, 10],
+    "deep": [128] * 51,
+    "tiny": [5, 16, 16, 3],  # to try the script out
+}
+
+
+def make(name: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    sizes = NETWORKS[name]
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def problem_of(name: str) -> Problem:
+    net = make(name)
+    return Problem.build(trace(net, (NETWORKS[name][0],)), net)
+
+
+def optimise(name: str, limit: float) -> tuple[float, str]:
+    found = minimise(problem_of(name), time_limit=limit)
+    gap = f"gap {found.gap:.1e}" if found.lower > 0.5 * found.bound else "no tight lower bound"
+    return found.bound, f"{found.reason}, {gap}"
+
+
+def peer_eclipse(name: str, limit: float, fast: bool) -> tuple[float, str]:
+    from eclipse_nn.LipConstEstimator import LipConstEstimator  # type: ignore[import-not-found]
+
+    weights = [m.weight.detach() for m in make(name) if isinstance(m, nn.Linear)]
+    count = len(weights)
+    estimator = LipConstEstimator(weights=weights, alphas=[0.0] * count, betas=[1.0] * count)
+    value = estimator.estimate(method="ECLipsE_Fast" if fast else "ECLipsE")
+    value = value[0] if isinstance(value, tuple) else value
+    return float(value), "package eclipse-nn"
+
+
+def solver(name: str, limit: float, which: str) -> tuple[float, str]:
+    found = solve_sdp(problem_of(name), solver=which)
+    return found.bound, found.reason
+
+
+METHODS: dict[str, Callable[[str, float], tuple[float, str]]] = {
+    "attack (lower bound)": lambda n, limit: (
+        lipschitz_lower_bound(make(n), NETWORKS[n][0], starts=8, steps=50).value,
+        "",
+    ),
+    "product": lambda n, limit: (product(problem_of(n)), ""),
+    "ECLipsE-Fast, here": lambda n, limit: (eclipse(problem_of(n), fast=True)[0], ""),
+    "ECLipsE, here": lambda n, limit: (eclipse(problem_of(n))[0], ""),
+    "optimise": optimise,
+}
+PEERS: dict[str, Callable[[str, float], tuple[float, str]]] = {
+    "ECLipsE-Fast, eclipse-nn": lambda n, limit: peer_eclipse(n, limit, True),
+    "ECLipsE, eclipse-nn": lambda n, limit: peer_eclipse(n, limit, False),
+    "cvxpy SCS": lambda n, limit: solver(n, limit, "SCS"),
+    "cvxpy Clarabel": lambda n, limit: solver(n, limit, "CLARABEL"),
+}
+
+
+def work(name: str, method: str, limit: float, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    run = {**METHODS, **PEERS}[method]
+    with contextlib.suppress(ImportError, LdltError):
+        run("tiny", limit)  # imports and the first calls of libraries are not what is measured
+    begin = time.perf_counter()
+    try:
+        value, note = run(name, limit)
+    except (ImportError, LdltError, ValueError, RuntimeError, TypeError) as error:  # peers may fail in their own ways
+        value, note = float("nan"), f"{type(error).__name__}: {error}"[:80]
+    sender.send((value, time.perf_counter() - begin, note))
+
+
+def measure(name: str, method: str, limit: float, patience: float) -> tuple[float, float, str]:
+    """Run a method in a process of its own; give up after ``patience`` seconds."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(name, method, limit, sender))
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(patience):
+            return receiver.recv()
+        return float("nan"), patience, "gave up"
+    except EOFError:
+        return float("nan"), float("nan"), "the process died"
+    finally:
+        process.terminate()
+        process.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=["small", "wide", "deep"])
+    parser.add_argument("--limit", type=float, default=60.0)
+    parser.add_argument("--patience", type=float, default=600.0)
+    parser.add_argument("--peers", action="store_true")
+    options = parser.parse_args()
+    methods = [*METHODS, *(PEERS if options.peers else ())]
+    print(machine())
+    for name in options.networks:
+        rows = [(m, *measure(name, m, options.limit, options.patience)) for m in methods]
+        best = min(value for m, value, _, _ in rows if math.isfinite(value) and "attack" not in m)
+        print(f"\n{name}: {'-'.join(map(str, NETWORKS[name][:3]))}…, {len(NETWORKS[name]) - 1} layers\n")
+        print("| method | bound | × best | seconds | |\n|---|---:|---:|---:|---|")
+        for method, value, seconds, note in rows:
+            print(f"| {method} | {value:.6g} | {value / best:.4f} | {seconds:.2f} | {note} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""One call from a network to its certificate."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ldlt.certificates.certificate import CERTIFIED, Certificate, freeze_certified, issue
+from ldlt.certificates.fingerprint import fingerprint
+from ldlt.certificates.layerwise import eclipse, product
+from ldlt.certificates.local import local_problem
+from ldlt.certificates.onnx_reader import read_onnx
+from ldlt.certificates.optimise import Solution, Step, bound_of, minimise
+from ldlt.certificates.problem import Problem
+from ldlt.certificates.region import Region
+from ldlt.certificates.sdp import solve_sdp
+from ldlt.errors import OptionError, ShapeError
+from ldlt.graph import Graph
+from ldlt.network import Lipschitz
+from ldlt.trace import trace
+
+__all__ = ["METHODS", "certify"]
+
+METHODS = ("optimal", "sdp", "eclipse", "product")
+"""``optimal``: the best multipliers, by the package's own methods. ``sdp``: the same by cvxpy. ``eclipse``: ECLipsE's
+multipliers, for chains. ``product``: norms multiplied along the graph, without multipliers."""
+
+
+def certify(
+    model: nn.Module | str | os.PathLike[str] | bytes,
+    input_shape: int | Sequence[int] | None = None,
+    *,
+    method: str = "optimal",
+    region: Region | None = None,
+    time_limit: float | None = None,
+    tolerance: float = 1e-4,
+    progress: Callable[[Step], object] | None = None,
+) -> Certificate:
+    """Bound the Lipschitz constant of a given network, and prove the bound for its weights as they are stored.
+
+    Args:
+        model: A plain network of the operations that :class:`ldlt.Lipschitz` accepts, such a network itself (its
+            ``freeze()`` is certified, with the multipliers it was built with), or an ONNX file.
+        input_shape: Shape of one input, without the batch dimension. Not needed where the model tells.
+        method: One of :data:`METHODS`.
+        region: Bound the slope between any two points of a ball or box only. Such bounds account for rounding by
+            margins, not by a proof.
+        time_limit: Seconds after which the search stops. The bound found so far is valid.
+        tolerance: Relative tolerance of the search.
+        progress: Called after every step of the search.
+
+    Returns:
+        A certificate; ``certificate.rigorous`` tells whether the bound was proven with all rounding errors. Where the
+        proof does not pass, ``certificate.reason`` says why.
+
+    Raises:
+        UnsupportedOpError: The network has an operation without a rule.
+        OptionError: An unknown method.
+        ShapeError: The input's shape is missing or wrong.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> found = certify(net, 4)
+        >>> found.status, found.rigorous, found.bound <= certify(net, 4, method="product").bound
+        ('certified', True, True)
+    """
+    if method not in METHODS:
+        raise OptionError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    if not isinstance(model, nn.Module):
+        file = read_onnx(model, input_shape=None if input_shape is None else _shape(input_shape))
+        model, input_shape = file.module, file.input_shape
+    if isinstance(model, Lipschitz):
+        if region is None and method == "optimal":
+            return freeze_certified(model)[1]
+        input_shape, model = tuple(model.input_shape), model.freeze()
+    if input_shape is None:
+        raise ShapeError("input_shape is needed: the shape of one input, without the batch dimension")
+    shape = _shape(input_shape)
+    graph = trace(model, shape)
+    problem = Problem.build(graph, model) if region is None else local_problem(graph, model, region)
+    if method == "product":
+        return _unproven(graph, model, shape, product(problem), {}, "product of norms", region)
+    solution = _solve(problem, method, time_limit, tolerance, progress)
+    if region is not None:
+        return _unproven(graph, model, shape, solution.bound, solution.multipliers, f"{method}, local", region)
+    return issue(model, shape, solution.multipliers, solution.bound, method=method)
+
+
+def _solve(
+    problem: Problem,
+    method: str,
+    time_limit: float | None,
+    tolerance: float,
+    progress: Callable[[Step], object] | None,
+) -> Solution:
+    if method == "sdp":
+        return solve_sdp(problem)
+    if method == "eclipse":
+        _, flat = eclipse(problem)
+        multipliers = problem.full(flat)
+        return Solution(bound_of(problem, multipliers), multipliers, 0.0, False, "closed form")
+    return minimise(problem, time_limit=time_limit, tolerance=tolerance, progress=progress)
+
+
+def _unproven(
+    graph: Graph,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    bound: float,
+    multipliers: dict[str, torch.Tensor],
+    method: str,
+    region: Region | None,
+) -> Certificate:
+    """A bound in floating point, raised by what its computation may have lost, without a proof."""
+    return Certificate(
+        bound=bound * (1 + 1e-9),
+        status=CERTIFIED,
+        reason="",
+        method=method,
+        multipliers=multipliers,
+        rigorous=False,
+        residual=math.nan,
+        input_shape=shape,
+        outputs=graph[graph.output].features,
+        fingerprint=fingerprint(graph, model),
+        region=region,
+    )
+
+
+def _shape(input_shape: int | Sequence[int]) -> tuple[int, ...]:
+    sizes: Sequence[Any] = (
+        (input_shape,) if isinstance(input_shape, Integral) else tuple(cast(Sequence[int], input_shape))
+    )
+    if not sizes or not all(isinstance(n, Integral) and int(n) > 0 for n in sizes):
+        raise ShapeError(f"input_shape must be an int or a tuple of positive ints, not {input_shape!r}")
+    return tuple(int(n) for n in sizes)
