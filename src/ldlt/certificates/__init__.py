@@ -1,8 +1,8 @@
 """Certificates: bounds of given networks, proofs that survive rounding, files that others can check.
 
 From a network to a certificate: :mod:`problem` (the matrix inequality by blocks), :mod:`optimise` (the best
-multipliers), :mod:`proof` (that they hold for the stored weights, rounding included), :mod:`certificate` (the statement,
-its file and its verification).
+multipliers), :mod:`proof` (that they hold for the stored weights, rounding included), :mod:`certificate` (the
+statement, its file and its verification).
 """
 
 from ldlt.certificates.certificate import Certificate, freeze_certified, issue, verify

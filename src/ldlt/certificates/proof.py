@@ -1,7 +1,8 @@
 r"""Proofs that a stored network has a Lipschitz bound, in spite of rounding.
 
 :func:`prove` assembles the matrix ``M(G)`` of :mod:`ldlt.certificates.form` from the exact stored weights with error
-bounds and applies the test of :mod:`ldlt.certificates.definite`. A proof holds for the network evaluated in real arithmetic.
+bounds and applies the test of :mod:`ldlt.certificates.definite`. A proof holds for the network
+evaluated in real arithmetic.
 
 **Tight networks.** A network built here has ``Q ⪰ 0`` with a smallest eigenvalue near zero, and its weights were
 rounded once after that. :func:`prove_smallest` looks for a near ``(Λ, ℓ)`` that can be proven. Raising ℓ alone does
