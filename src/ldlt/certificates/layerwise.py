@@ -90,9 +90,7 @@ def eclipse(
         InfeasibleError: If a matrix that is passed on is singular to working precision.
     """
     if not problem.is_chain:
-        raise GraphError(
-            "ECLipsE is defined for feed-forward chains; use method 'optimal' or 'product' for this graph"
-        )
+        raise GraphError("ECLipsE is defined for feed-forward chains; use method 'optimal' or 'product' for this graph")
     metric = torch.eye(problem.inputs, dtype=torch.float64)
     chosen: list[Tensor] = []
     names = list(problem.sizes)
