@@ -16,6 +16,7 @@ ICLR 2021 (dense form).
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from ldlt.families.cayley import CayleyMap, cayley_rows, with_norm
@@ -48,7 +49,7 @@ class Orthogonal(Layer):
 
     def branch(self, x: Tensor) -> Tensor:
         """Evaluate the layer; a batch that is smaller than the matrix is solved for, not multiplied."""
-        if x.shape[:-1].numel() >= min(self.neurons, self.in_features):
+        if torch.compiler.is_compiling() or x.shape[:-1].numel() >= min(self.neurons, self.in_features):
             return super().branch(x)
         free, rows = with_norm(self.weight, self.gain), x.reshape(-1, x.shape[-1])
         wide = self.neurons <= self.in_features
