@@ -106,5 +106,13 @@ def test_refusals() -> None:
         ldlt.certify(net)
     with pytest.raises(ShapeError, match="positive ints"):
         ldlt.certify(net, (0,))
+    with pytest.raises(OptionError, match="must be a ldlt.Region"):
+        ldlt.certify(net, 5, region=0.1)
+    with pytest.raises(OptionError, match="network or certificate"):
+        ldlt.certified_radius(net(torch.randn(2, 5)), 3.0)
+    with pytest.raises(ldlt.LdltError, match="cannot be read"):
+        ldlt.certify("nowhere.onnx")
+    with pytest.raises(ldlt.LdltError, match="path or bytes"):
+        ldlt.certify(3)
     with pytest.raises(UnsupportedOpError):
         ldlt.certify(nn.Sequential(nn.Linear(5, 5), nn.Softmax(1)), 5)

@@ -60,6 +60,21 @@ def problem_of(net, size, slopes=None):
     return graph, Problem.build(graph, net, slopes)
 
 
+def matrix_of(problem, multipliers, bound):
+    """``Q(Λ, ℓ²)`` over the blocks of a problem, densely, from its definition."""
+    eye = lambda n: torch.eye(n, dtype=torch.float64)  # noqa: E731
+    x = problem.dense(problem.inputs, {problem.input: bound * eye(problem.inputs)})
+    form = x.T @ x
+    for layer in problem.layers:
+        weight = multipliers[layer.name].double()[layer.kept]
+        v = problem.dense(layer.size, layer.inputs)
+        shifted = problem.dense(layer.size, {layer.name: eye(layer.size)}) - layer.center[:, None] * v
+        form += 2 * (shifted.T @ (weight[:, None] * shifted) - v.T @ ((weight * layer.radius**2)[:, None] * v))
+    y = problem.dense(problem.outputs, problem.output)
+    form -= y.T @ y
+    return (form + form.T) / 2
+
+
 def residual_of(graph, net, solution):
     """The independent yardstick: smallest eigenvalue of Q relative to its scale."""
     weights = dict(net.named_parameters())
@@ -278,7 +293,7 @@ def test_several_parents_and_groups():
     assert torch.equal(joint[0::2], joint[1::2])
     assert residual_of(graph, net, found) > -1e-12
     assert attack.lipschitz_lower_bound(net, 4, starts=30, steps=100).value <= found.bound
-    matrix = problem.matrix(found.multipliers, found.bound)
+    matrix = matrix_of(problem, found.multipliers, found.bound)
     assert float(torch.linalg.eigvalsh(matrix)[0]) > -1e-10 * float(torch.linalg.matrix_norm(matrix, 2))
     with pytest.raises(ldlt.GraphError, match="chains"):
         eclipse(problem)
@@ -373,11 +388,11 @@ def test_start_and_elimination(seed, shape):
     squared, flat = feasible(problem, shape)
     if not problem.layers or squared == 0:
         return
-    matrix = problem.matrix(problem.full(squared * flat), math.sqrt(squared))
+    matrix = matrix_of(problem, problem.full(squared * flat), math.sqrt(squared))
     assert float(torch.linalg.eigvalsh(matrix)[0]) > -1e-10 * float(matrix.abs().max())
     factor, _, _ = eliminate(problem, flat)
     plain = Problem(problem.input, problem.inputs, problem.layers, {}, 0, problem.features)
-    dense = plain.matrix(problem.full(flat), 1.0)
+    dense = matrix_of(plain, problem.full(flat), 1.0)
     inverse = torch.linalg.inv(dense)
     right = torch.randn(len(dense), 3)
     parts = dict(zip(problem.sizes, right.split(list(problem.sizes.values())), strict=True))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Activation", "Affine", "Graph", "Input", "Node", "Wire", "evaluate", "index_map"]
+__all__ = ["Activation", "Affine", "Graph", "Input", "Node", "Wire", "evaluate", "index_map", "lookup"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Wire(Node):
                 if isinstance(arg, Ref):
                     return parents[arg.index]
                 if isinstance(arg, Attr):
-                    constant = _lookup(module, arg.path)
+                    constant = lookup(module, arg.path)
                     return constant.to(parents[0]) if constant.is_floating_point() else constant.to(parents[0].device)
                 if arg is BATCH:
                     return parents[0].shape[0]
@@ -144,10 +144,11 @@ class Activation(Node):
 
     def resolve(self, root: nn.Module) -> nn.Module:
         """The activation as a module."""
-        return self.module if self.path is None else _lookup(root, self.path)  # type: ignore[return-value]
+        return self.module if self.path is None else lookup(root, self.path)  # type: ignore[return-value]
 
 
-def _lookup(root: Any, path: str) -> Any:
+def lookup(root: Any, path: str) -> Any:
+    """Find what a dotted path names in a module."""
     for part in path.split("."):
         root = getattr(root, part)
     return root
@@ -219,8 +220,8 @@ def evaluate(graph: Graph, module: nn.Module, x: Tensor) -> Tensor:
         if isinstance(node, Input):
             values[node.name] = x
         elif isinstance(node, Affine):
-            bias = None if node.bias is None else _lookup(module, node.bias)
-            values[node.name] = F.linear(parents[0], _lookup(module, node.weight), bias)
+            bias = None if node.bias is None else lookup(module, node.bias)
+            values[node.name] = F.linear(parents[0], lookup(module, node.weight), bias)
         elif isinstance(node, Activation):
             values[node.name] = node.resolve(module)(parents[0].clone())
         else:

@@ -105,7 +105,7 @@ class Lipschitz(nn.Module):
             raise GraphError(f"module must be a torch.nn.Module, not {type(module).__name__}")
         if any(isinstance(m, Lipschitz) for m in module.modules()):
             raise GraphError("a part of the module is a Lipschitz network already; wrap the plain module as a whole")
-        shape = _shape(input_shape)
+        shape = sample_shape(input_shape)
         start = _positive("bound", bound)
         _positive("alpha", alpha, OptionError)
         _positive("gain", gain, OptionError)
@@ -458,7 +458,8 @@ def _joint(graph: Graph, module: nn.Module) -> set[str]:
     return {a.name for a in graph.activations if activations.sector(a.resolve(module)).group is not None}
 
 
-def _shape(input_shape: Any) -> tuple[int, ...]:
+def sample_shape(input_shape: Any) -> tuple[int, ...]:
+    """Shape of one sample as a tuple, from an int or a sequence of ints."""
     values = [input_shape] if isinstance(input_shape, numbers.Integral) else input_shape
     try:
         shape = tuple(int(v) for v in values)
@@ -466,7 +467,7 @@ def _shape(input_shape: Any) -> tuple[int, ...]:
     except (TypeError, ValueError):
         raise ShapeError(f"input_shape must be an int or a tuple of ints, not {input_shape!r}") from None
     if not shape or not exact or any(v < 1 for v in shape):
-        raise ShapeError(f"input_shape must consist of positive sizes without the batch dimension, not {input_shape!r}")
+        raise ShapeError(f"input_shape must consist of positive ints without the batch dimension, not {input_shape!r}")
     return shape
 
 

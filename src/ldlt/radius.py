@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ldlt.errors import ShapeError
+from ldlt.errors import OptionError, ShapeError
 
 __all__ = ["certified_accuracy", "certified_radius"]
 
@@ -41,6 +41,11 @@ def certified_radius(logits: Tensor, pair_bounds: Tensor | PairBounds) -> Tensor
         raise ShapeError(f"logits must have shape (batch, k) with k ≥ 2, not {tuple(logits.shape)}")
     k = logits.shape[1]
     if not isinstance(pair_bounds, Tensor):
+        if not callable(getattr(pair_bounds, "pair_bounds", None)):
+            raise OptionError(
+                "pair_bounds must be a (k, k) tensor, or a network or certificate that has them, not "
+                f"{type(pair_bounds).__name__}"
+            )
         pair_bounds = pair_bounds.pair_bounds()
     if tuple(pair_bounds.shape) != (k, k):
         raise ShapeError(f"pair_bounds must have shape ({k}, {k}), not {tuple(pair_bounds.shape)}")

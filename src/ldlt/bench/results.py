@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ldlt.errors import LdltError, MissingExtraError
+from ldlt.files import TEMPORARY, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,6 @@ VERSION = 1
 """Version of the layout of a unit file. Files of another version are set aside, not guessed at."""
 
 _SUFFIX = ".parquet"
-_TEMPORARY = ".tmp"
 _META = b"ldlt"
 
 
@@ -193,25 +193,14 @@ def unit_name(unit: UnitKey) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
-    """Write a file that is either whole or not there, and that survives a loss of power once this returns.
+    """:func:`ldlt.files.write_whole`, with the folder made and a message that tells a full disk from other trouble.
 
     Raises:
         StoreError: If the system refuses; an older file of this name is then as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
-        _sync_folder(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         raise StoreError(path, full, error.strerror or str(error)) from error
@@ -267,7 +256,7 @@ class Store:
         """
         count = 0
         for folder in (self.folder, self.units):
-            for path in folder.glob(f".*{_TEMPORARY}"):
+            for path in folder.glob(f".*{TEMPORARY}"):
                 with contextlib.suppress(OSError):
                     path.unlink()
                     count += 1
@@ -489,16 +478,6 @@ def _system_lock(file: int) -> bool | None:
     except (ImportError, OSError):
         return None
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; file systems that cannot do this for folders are left alone."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _stale(fingerprint: str, seeds: Iterable[int], data: str) -> str:

@@ -179,8 +179,7 @@ class Trainer:
         rows, mask = folds.validation([net.fold for net in nets])
         x_validation, y_validation, _ = folds.gather(rows)
         for epoch in range(start, until):
-            order = {(net.fold, net.seed): None for net in nets}
-            dealt = {key: folds.batches(*key, epoch) for key in order}
+            dealt = {key: folds.batches(*key, epoch) for key in {(net.fold, net.seed) for net in nets}}
             plan = torch.from_numpy(np.stack([dealt[net.fold, net.seed] for net in nets], axis=1))
             rate = self.rate[index][:, None]
             for step in range(folds.steps):

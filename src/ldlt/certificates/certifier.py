@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from numbers import Integral
-from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,7 +20,7 @@ from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
 from ldlt.errors import OptionError, ShapeError
 from ldlt.graph import Graph
-from ldlt.network import Lipschitz
+from ldlt.network import Lipschitz, sample_shape
 from ldlt.trace import trace
 
 __all__ = ["METHODS", "certify"]
@@ -73,8 +71,10 @@ def certify(
     """
     if method not in METHODS:
         raise OptionError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    if region is not None and not isinstance(region, Region):
+        raise OptionError(f"region must be a ldlt.Region, such as Region('ball', center, radius), not {region!r}")
     if not isinstance(model, nn.Module):
-        file = read_onnx(model, input_shape=None if input_shape is None else _shape(input_shape))
+        file = read_onnx(model, input_shape=None if input_shape is None else sample_shape(input_shape))
         model, input_shape = file.module, file.input_shape
     if isinstance(model, Lipschitz):
         if region is None and method == "optimal":
@@ -82,7 +82,7 @@ def certify(
         input_shape, model = tuple(model.input_shape), model.freeze()
     if input_shape is None:
         raise ShapeError("input_shape is needed: the shape of one input, without the batch dimension")
-    shape = _shape(input_shape)
+    shape = sample_shape(input_shape)
     graph = trace(model, shape)
     problem = Problem.build(graph, model) if region is None else local_problem(graph, model, region)
     if method == "product":
@@ -132,12 +132,3 @@ def _unproven(
         fingerprint=fingerprint(graph, model),
         region=region,
     )
-
-
-def _shape(input_shape: int | Sequence[int]) -> tuple[int, ...]:
-    sizes: Sequence[Any] = (
-        (input_shape,) if isinstance(input_shape, Integral) else tuple(cast(Sequence[int], input_shape))
-    )
-    if not sizes or not all(isinstance(n, Integral) and int(n) > 0 for n in sizes):
-        raise ShapeError(f"input_shape must be an int or a tuple of positive ints, not {input_shape!r}")
-    return tuple(int(n) for n in sizes)

@@ -34,9 +34,7 @@ class Dense:
     @classmethod
     def build(cls, problem: Problem, multipliers: Tensor, unit: float) -> Dense:
         """Scale by multipliers Λ: ``η = 1`` stands for them, and ``unit`` for an output of norm one."""
-        sizes = problem.sizes
-        starts = dict(zip(sizes, torch.tensor([0, *sizes.values()]).cumsum(0).tolist(), strict=False))
-        total = sum(sizes.values())
+        sizes, starts = problem.sizes, problem.offsets
         offset, shared, parts = 0, [], problem.split(multipliers)
         for layer in problem.layers:
             shared.append(layer.shared + offset)
@@ -51,12 +49,10 @@ class Dense:
                 blocks.append((there, scale[here, None] * block / columns[there]))
             before.append((here, tuple(blocks)))
             row += layer.size
-        y = torch.zeros(problem.outputs, total, dtype=torch.float64)
-        for b, block in problem.output.items():
-            y[:, starts[b] : starts[b] + sizes[b]] = block
+        y = problem.dense(problem.outputs, problem.output)
         return cls(
             problem.inputs,
-            total,
+            y.shape[1],
             tuple(before),
             y / columns / unit,
             torch.cat([layer.center for layer in problem.layers]),

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from ldlt.certificates.ball import TINY, UNIT, Ball
 from ldlt.certificates.sectors import Slopes, precisions, readings
 from ldlt.errors import GraphError, ShapeError
-from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map, lookup
 
 __all__ = ["Blocks", "Network"]
 
@@ -103,7 +102,7 @@ class Network:
         self.outputs = graph[graph.output].features
 
     def _tensor(self, path: str) -> np.ndarray:
-        found = reduce(getattr, path.split("."), self.module)
+        found = lookup(self.module, path)
         assert isinstance(found, Tensor)
         if not found.is_floating_point() or found.dtype.itemsize > 8:
             raise GraphError(f"'{path}' is not of a real floating-point type")

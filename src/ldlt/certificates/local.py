@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.certificates.problem import Problem, global_slopes
+from ldlt.certificates.problem import Problem, global_slopes, push
 from ldlt.certificates.region import Region
 from ldlt.certificates.slopes import slope_range
 from ldlt.errors import ShapeError
-from ldlt.graph import Activation, Affine, Graph, Input, Wire
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, lookup
 
 __all__ = ["Ranges", "local_problem", "ranges"]
 
@@ -90,8 +89,8 @@ def ranges(graph: Graph, module: nn.Module, region: Region) -> Ranges:
                 eye = torch.eye(node.features, dtype=torch.float64)
                 forms[node.name] = _Form(x0, {node.name: eye.reshape(-1, *node.shape)})
             elif isinstance(node, Affine):
-                weight = _tensor(twin, node.weight)
-                bias = None if node.bias is None else _tensor(twin, node.bias)
+                weight = lookup(twin, node.weight)
+                bias = None if node.bias is None else lookup(twin, node.bias)
                 rows = {b: F.linear(r, weight) for b, r in parents[0].rows.items()}
                 forms[node.name] = _Form(F.linear(parents[0].nominal, weight, bias), rows)
             elif isinstance(node, Activation):
@@ -105,12 +104,6 @@ def ranges(graph: Graph, module: nn.Module, region: Region) -> Ranges:
 def local_problem(graph: Graph, module: nn.Module, region: Region) -> Problem:
     """The problem whose bound holds for all pairs of points in the region."""
     return Problem.build(graph, module, ranges(graph, module, region).slopes)
-
-
-def _tensor(module: nn.Module, path: str) -> Tensor:
-    found = reduce(getattr, path.split("."), module)
-    assert isinstance(found, Tensor)
-    return found
 
 
 def _activate(
@@ -151,23 +144,9 @@ def _activate(
 
 def _wire(node: Wire, module: nn.Module, parents: list[_Form], graph: Graph) -> _Form:
     if node.role == "order":
-        only = parents[0]
-        rows = {b: r.reshape(len(r), *node.shape) for b, r in only.rows.items()}
-        return _Form(only.nominal.reshape(1, *node.shape), rows)
-    blocks = list(dict.fromkeys(b for p in parents for b in p.rows))
-    linear = None if node.role == "sum" else node.bind(module)
-    if node.target is None:
+        nominal = parents[0].nominal.reshape(1, *node.shape)
+    elif node.target is None:
         nominal = node.scales[0] * parents[0].nominal
     else:  # with the constants that a sum may add
         nominal = node.bind(module)(*(p.nominal for p in parents))
-    rows = {}
-    for b in blocks:
-        if linear is None:
-            terms = [s * p.rows[b] for s, p in zip(node.scales, parents, strict=True) if b in p.rows]
-            total = reduce(torch.add, terms)
-            rows[b] = total.expand(len(total), *node.shape)
-        else:
-            count = next(len(p.rows[b]) for p in parents if b in p.rows)
-            zeros = [torch.zeros(count, *graph[n].shape, dtype=torch.float64) for n in node.parents]
-            rows[b] = linear(*(p.rows.get(b, z) for p, z in zip(parents, zeros, strict=True)))
-    return _Form(nominal, rows)
+    return _Form(nominal, push(node, module, [p.rows for p in parents], graph))

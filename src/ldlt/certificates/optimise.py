@@ -23,7 +23,7 @@ from ldlt.certificates.problem import Problem
 from ldlt.certificates.start import SHAPES, feasible
 from ldlt.errors import InfeasibleError, OptionError
 
-__all__ = ["DENSE_COORDINATES", "Solution", "Step", "bound_of", "minimise"]
+__all__ = ["DENSE_COORDINATES", "Solution", "Step", "bound_of", "minimise", "without_search"]
 
 DENSE_COORDINATES = 1600
 """Up to this many coordinates (inputs and neurons) the dense interior-point method is used: some 20 cubic steps."""
@@ -121,6 +121,17 @@ class _Search:
         return self.squared <= self.lower * (1 + self.tolerance) ** 2
 
 
+def without_search(problem: Problem) -> Solution | None:
+    """The solution of a network that is constant or linear; None for any other."""
+    if not problem.output:
+        zeros = problem.full(torch.zeros(problem.multipliers, dtype=torch.float64))
+        return Solution(0.0, zeros, 0.0, True, "the output does not depend on the input")
+    if not problem.layers:
+        norm = float(torch.linalg.matrix_norm(problem.output[problem.input], 2))
+        return Solution(norm, problem.full(torch.empty(0, dtype=torch.float64)), norm, True, "the network is linear")
+    return None
+
+
 def minimise(
     problem: Problem,
     *,
@@ -148,12 +159,9 @@ def minimise(
     """
     if not (tolerance > 0 and (time_limit is None or time_limit >= 0)):
         raise OptionError("tolerance must be positive and time_limit must not be negative")
-    if not problem.output:
-        zeros = problem.full(torch.zeros(problem.multipliers, dtype=torch.float64))
-        return Solution(0.0, zeros, 0.0, True, "the output does not depend on the input")
-    if not problem.layers:
-        norm = float(torch.linalg.matrix_norm(problem.output[problem.input], 2))
-        return Solution(norm, problem.full(torch.empty(0, dtype=torch.float64)), norm, True, "the network is linear")
+    simple = without_search(problem)
+    if simple is not None:
+        return simple
     search = _Search(problem, tolerance, time_limit, progress)
     dense = sum(problem.sizes.values()) <= DENSE_COORDINATES if dense is None else dense
     try:

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
 from ldlt import activations
 from ldlt.errors import OptionError, ShapeError
-from ldlt.graph import Activation, Affine, Graph, Input, Wire
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, lookup
 
 __all__ = ["Layer", "Problem", "Slopes", "global_slopes"]
 
@@ -133,9 +132,7 @@ class Problem:
                 if isinstance(node, Input):
                     values[node.name] = {node.name: _eye(node.features).reshape(-1, *node.shape)}
                 elif isinstance(node, Affine):
-                    matrix = reduce(getattr, node.weight.split("."), module)
-                    assert isinstance(matrix, Tensor)
-                    matrix = matrix.detach().double().cpu()
+                    matrix = lookup(module, node.weight).detach().double().cpu()
                     rows = values[node.parents[0]]
                     values[node.name] = _nonzero({b: r @ matrix.T for b, r in rows.items()})
                 elif isinstance(node, Activation):
@@ -147,7 +144,7 @@ class Problem:
                     values[node.name] = {b: r.reshape(-1, *node.shape) for b, r in out.items()}
                 else:
                     assert isinstance(node, Wire)
-                    values[node.name] = _wire(node, module, [values[p] for p in node.parents], graph)
+                    values[node.name] = push(node, module, [values[p] for p in node.parents], graph)
         out = values[graph.output]
         output = {b: r.reshape(len(r), -1).T.contiguous() for b, r in out.items()}
         return cls(
@@ -179,28 +176,18 @@ class Problem:
             parts.append(part)
         return torch.cat([*parts, torch.empty(0, dtype=torch.float64)])
 
-    def matrix(self, multipliers: Mapping[str, Tensor], bound: float) -> Tensor:
-        """``Q(Λ, ℓ²)`` (N, N) over the blocks of :attr:`sizes`, densely."""
-        sizes = self.sizes
-        offsets = dict(zip(sizes, torch.tensor([0, *sizes.values()]).cumsum(0).tolist(), strict=False))
-        total = sum(sizes.values())
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Place of the first coordinate of each block of :attr:`sizes`."""
+        return dict(zip(self.sizes, torch.tensor([0, *self.sizes.values()]).cumsum(0).tolist(), strict=False))
 
-        def dense(rows: int, blocks: Mapping[str, Tensor]) -> Tensor:
-            matrix = torch.zeros(rows, total, dtype=torch.float64)
-            for b, block in blocks.items():
-                matrix[:, offsets[b] : offsets[b] + sizes[b]] = block
-            return matrix
-
-        form = dense(self.inputs, {self.input: bound * _eye(self.inputs)})
-        form = form.T @ form
-        for layer in self.layers:
-            weight = multipliers[layer.name].double()[layer.kept]
-            v = dense(layer.size, layer.inputs)
-            shifted = dense(layer.size, {layer.name: _eye(layer.size)}) - layer.center[:, None] * v
-            form += 2 * (shifted.T @ (weight[:, None] * shifted) - v.T @ ((weight * layer.radius**2)[:, None] * v))
-        y = dense(self.outputs, self.output)
-        form -= y.T @ y
-        return (form + form.T) / 2
+    def dense(self, rows: int, blocks: Mapping[str, Tensor]) -> Tensor:
+        """A map given by blocks, as one matrix (rows, N) over the blocks of :attr:`sizes`."""
+        sizes, offsets = self.sizes, self.offsets
+        matrix = torch.zeros(rows, sum(sizes.values()), dtype=torch.float64)
+        for b, block in blocks.items():
+            matrix[:, offsets[b] : offsets[b] + sizes[b]] = block
+        return matrix
 
 
 def global_slopes(node: Activation, module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -224,7 +211,7 @@ def _nonzero(rows: Rows) -> Rows:
     return {b: r for b, r in rows.items() if bool((r != 0).any())}
 
 
-def _wire(node: Wire, module: nn.Module, parents: list[Rows], graph: Graph) -> Rows:
+def push(node: Wire, module: nn.Module, parents: list[Rows], graph: Graph) -> Rows:
     """Run a linear operation on the unit vectors of each block; parents without the block are zero there."""
     blocks = list(dict.fromkeys(b for p in parents for b in p))
     if node.role == "order":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ldlt.certificates.elimination import bound_squared
-from ldlt.certificates.optimise import Solution
+from ldlt.certificates.optimise import Solution, without_search
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.start import feasible
 from ldlt.errors import InfeasibleError, MissingExtraError
@@ -38,28 +38,20 @@ def solve_sdp(problem: Problem, *, solver: str = "SCS", **options: Any) -> Solut
         import cvxpy as cp  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("cvxpy", "certify") from error
-    if not problem.output:
-        zeros = problem.full(torch.zeros(problem.multipliers, dtype=torch.float64))
-        return Solution(0.0, zeros, 0.0, True, "the output does not depend on the input")
-    if not problem.layers:
-        norm = float(torch.linalg.matrix_norm(problem.output[problem.input], 2))
-        return Solution(norm, problem.full(torch.empty(0, dtype=torch.float64)), norm, True, "the network is linear")
+    simple = without_search(problem)
+    if simple is not None:
+        return simple
     # Solvers want numbers of order one: scale by a feasible point.
     squared, start = feasible(problem)
     parts = problem.split(start)
-    sizes = problem.sizes
-    offsets = dict(zip(sizes, torch.tensor([0, *sizes.values()]).cumsum(0).tolist(), strict=False))
-    total = sum(sizes.values())
-    units = torch.ones(total, dtype=torch.float64)
+    offsets = problem.offsets
+    units = torch.ones(sum(problem.sizes.values()), dtype=torch.float64)
     for layer in problem.layers:
         here = slice(offsets[layer.name], offsets[layer.name] + layer.size)
         units[here] = (2 * parts[layer.name][layer.shared]).sqrt()
 
     def dense(rows: int, blocks: dict[str, Tensor]) -> Tensor:
-        matrix = torch.zeros(rows, total, dtype=torch.float64)
-        for b, block in blocks.items():
-            matrix[:, offsets[b] : offsets[b] + sizes[b]] = block
-        return matrix / units
+        return problem.dense(rows, blocks) / units
 
     ratio = cp.Variable(problem.multipliers, nonneg=True)  # λ / start, for an output scaled by 1/ℓ_start
     t = cp.Variable()

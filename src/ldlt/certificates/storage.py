@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ldlt.errors import LdltError
+from ldlt.files import write_whole
 
 __all__ = ["LARGEST_FILE", "SCHEMA", "CertificateError", "Reader", "array", "read", "write"]
 
@@ -53,7 +52,7 @@ def array(values: Tensor) -> dict[str, Any]:
 
 
 def write(path: str | os.PathLike[str], statement: Mapping[str, Any]) -> None:
-    """Write a file beside its place, flush it to the disk, then put it there in one step."""
+    """Write a file, whole or not at all."""
     text = json.dumps(
         {"format": FORMAT, "schema": SCHEMA, "statement": statement, "checksum": _checksum(statement)},
         indent=1,
@@ -62,18 +61,7 @@ def write(path: str | os.PathLike[str], statement: Mapping[str, Any]) -> None:
     data = (text + "\n").encode("ascii")
     if len(data) > LARGEST_FILE:
         raise CertificateError(f"the certificate has {len(data)} bytes, above {LARGEST_FILE}")
-    target = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    write_whole(Path(path), data)
 
 
 def read(path: str | os.PathLike[str]) -> Reader:
