@@ -8,13 +8,15 @@
 
 from ldlt import activations, attack, lmi, nn, paper
 from ldlt._version import __version__
-from ldlt.certificates import Certificate, CertificateError, Region, certify, verify
+from ldlt.certificates import Certificate, Region, certify, verify
 from ldlt.errors import (
     BoundError,
+    CertificateError,
     GraphError,
     InfeasibleError,
     LdltError,
     MissingExtraError,
+    OnnxError,
     OptionError,
     ShapeError,
     SlopeError,
@@ -32,6 +34,7 @@ __all__ = [
     "LdltError",
     "Lipschitz",
     "MissingExtraError",
+    "OnnxError",
     "OptionError",
     "Region",
     "Scaled",

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 __all__ = [
     "BoundError",
+    "CertificateError",
     "GraphError",
     "InfeasibleError",
     "LdltError",
     "MissingExtraError",
+    "OnnxError",
     "OptionError",
     "ShapeError",
     "SlopeError",
@@ -78,3 +80,11 @@ class MissingExtraError(LdltError, ImportError):
 
     def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
         return type(self), (self.package, self.extra)
+
+
+class CertificateError(LdltError, ValueError):
+    """A certificate that cannot be read, does not belong to the network, or cannot be proven."""
+
+
+class OnnxError(LdltError, ValueError):
+    """An ONNX file that is damaged, too large, or not a network of known operations that act on each sample."""

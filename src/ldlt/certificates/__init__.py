@@ -7,21 +7,14 @@ statement, its file and its verification).
 
 from ldlt.certificates.certificate import Certificate, freeze_certified, issue, verify
 from ldlt.certificates.certifier import METHODS, certify
-from ldlt.certificates.onnx_limits import OnnxError, OnnxLimits
-from ldlt.certificates.onnx_reader import OnnxNetwork, read_onnx
 from ldlt.certificates.optimise import Solution, minimise
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.proof import Proof, prove, prove_smallest
 from ldlt.certificates.region import Region
-from ldlt.certificates.storage import CertificateError
 
 __all__ = [
     "METHODS",
     "Certificate",
-    "CertificateError",
-    "OnnxError",
-    "OnnxLimits",
-    "OnnxNetwork",
     "Problem",
     "Proof",
     "Region",
@@ -32,6 +25,5 @@ __all__ = [
     "minimise",
     "prove",
     "prove_smallest",
-    "read_onnx",
     "verify",
 ]

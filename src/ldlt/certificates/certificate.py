@@ -36,13 +36,12 @@ from ldlt.certificates import storage
 from ldlt.certificates.fingerprint import fingerprint
 from ldlt.certificates.proof import prove, prove_gram, prove_smallest
 from ldlt.certificates.region import Region
-from ldlt.certificates.storage import CertificateError
-from ldlt.errors import LdltError
+from ldlt.errors import CertificateError, LdltError
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz
 from ldlt.trace import trace
 
-__all__ = ["CERTIFIED", "NOT_CERTIFIED", "Certificate", "CertificateError", "freeze_certified", "issue", "verify"]
+__all__ = ["CERTIFIED", "NOT_CERTIFIED", "Certificate", "freeze_certified", "issue", "verify"]
 
 CERTIFIED, NOT_CERTIFIED = "certified", "not certified"
 

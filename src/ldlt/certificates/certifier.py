@@ -13,7 +13,6 @@ from ldlt.certificates.certificate import CERTIFIED, Certificate, freeze_certifi
 from ldlt.certificates.fingerprint import fingerprint
 from ldlt.certificates.layerwise import eclipse, product
 from ldlt.certificates.local import local_problem
-from ldlt.certificates.onnx_reader import read_onnx
 from ldlt.certificates.optimise import Solution, Step, bound_of, minimise
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.region import Region
@@ -21,6 +20,7 @@ from ldlt.certificates.sdp import solve_sdp
 from ldlt.errors import OptionError, ShapeError
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz, sample_shape
+from ldlt.onnx.reader import read_onnx
 from ldlt.trace import trace
 
 __all__ = ["METHODS", "certify"]

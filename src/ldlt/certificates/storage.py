@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldlt.errors import LdltError
+from ldlt.errors import CertificateError
 from ldlt.files import write_whole
 
-__all__ = ["LARGEST_FILE", "SCHEMA", "CertificateError", "Reader", "array", "read", "write"]
+__all__ = ["LARGEST_FILE", "SCHEMA", "Reader", "array", "read", "write"]
 
 SCHEMA = 1
 FORMAT = "ldlt certificate"
@@ -39,10 +39,6 @@ LARGEST_FILE = 64 * 2**20
 
 _LARGEST_ARRAY = 2**22  # elements
 _LONGEST_TEXT = 2**12
-
-
-class CertificateError(LdltError, ValueError):
-    """A certificate that cannot be read, does not belong to the network, or cannot be proven."""
 
 
 def array(values: Tensor) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import operator
 
 import torch
 
-from ldlt.certificates.onnx_node import Node, Value
-from ldlt.certificates.onnx_program import Slot
-from ldlt.certificates.onnx_windows import Axis, average, same_axis, unroll
+from ldlt.onnx.node import Node, Value
+from ldlt.onnx.program import Slot
+from ldlt.onnx.windows import Axis, average, same_axis, unroll
 
 __all__ = ["average_pool", "conv", "global_average_pool"]
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from ldlt.certificates.onnx_constants import fold
-from ldlt.certificates.onnx_file import OnnxNode, OnnxSource, decode, load
-from ldlt.certificates.onnx_limits import OnnxError, OnnxLimits, show
-from ldlt.certificates.onnx_node import Node, Value
-from ldlt.certificates.onnx_operators import OPERATORS, refusal
-from ldlt.certificates.onnx_program import Builder, Data, OnnxModule
-from ldlt.errors import LdltError
+from ldlt.errors import LdltError, OnnxError
+from ldlt.onnx.constants import fold
+from ldlt.onnx.file import OnnxNode, OnnxSource, decode, load
+from ldlt.onnx.limits import OnnxLimits, show
+from ldlt.onnx.node import Node, Value
+from ldlt.onnx.operators import OPERATORS, refusal
+from ldlt.onnx.program import Builder, Data, OnnxModule
 
-__all__ = ["OnnxError", "OnnxLimits", "OnnxNetwork", "read_onnx"]
+__all__ = ["OnnxLimits", "OnnxNetwork", "read_onnx"]
 
 _DOUBLE = 11  # protobuf number of float64
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ldlt.certificates.onnx_file import BATCH, OnnxNode
-from ldlt.certificates.onnx_limits import OnnxError, show
-from ldlt.certificates.onnx_program import Builder, Data
+from ldlt.errors import OnnxError
+from ldlt.onnx.file import BATCH, OnnxNode
+from ldlt.onnx.limits import show
+from ldlt.onnx.program import Builder, Data
 
 __all__ = ["PRODUCT", "Node", "Value", "broadcast"]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from ldlt.certificates.onnx_constants import KINDS, gather_indices, new_axes, shape_of
-from ldlt.certificates.onnx_file import BATCH
-from ldlt.certificates.onnx_node import Node, Value
-from ldlt.certificates.onnx_program import Data, Slot
+from ldlt.onnx.constants import KINDS, gather_indices, new_axes, shape_of
+from ldlt.onnx.file import BATCH
+from ldlt.onnx.node import Node, Value
+from ldlt.onnx.program import Data, Slot
 
 __all__ = [
     "cast",

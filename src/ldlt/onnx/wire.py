@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ldlt.certificates.onnx_limits import OnnxError
+from ldlt.errors import OnnxError
 
 __all__ = ["check_wire"]
 

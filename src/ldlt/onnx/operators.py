@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 from ldlt import activations
-from ldlt.certificates import onnx_activations as act
-from ldlt.certificates import onnx_linear as linear
-from ldlt.certificates import onnx_shapes as shapes
-from ldlt.certificates import onnx_sliding as sliding
-from ldlt.certificates.onnx_node import PRODUCT, Node, Value
+from ldlt.onnx import activations as act
+from ldlt.onnx import linear, shapes, sliding
+from ldlt.onnx.node import PRODUCT, Node, Value
 
 __all__ = ["OPERATORS", "Rule", "refusal"]
 

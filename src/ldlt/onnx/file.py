@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldlt.certificates.onnx_limits import OnnxError, OnnxLimits, show
-from ldlt.certificates.onnx_wire import check_wire
-from ldlt.errors import MissingExtraError
+from ldlt.errors import MissingExtraError, OnnxError
+from ldlt.onnx.limits import OnnxLimits, show
+from ldlt.onnx.wire import check_wire
 
 __all__ = ["BATCH", "OnnxNode", "OnnxSource", "decode", "load"]
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ldlt.errors import LdltError, OptionError
+from ldlt.errors import OptionError
 
-__all__ = ["OnnxError", "OnnxLimits", "show"]
+__all__ = ["OnnxLimits", "show"]
 
 _LONGEST_NAME = 80
-
-
-class OnnxError(LdltError, ValueError):
-    """An ONNX file that is damaged, too large, or not a network of known operations that act on each sample."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ldlt.certificates.onnx_limits import OnnxError, OnnxLimits
+from ldlt.errors import OnnxError
+from ldlt.onnx.limits import OnnxLimits
 
 __all__ = ["Builder", "Data", "Held", "OnnxModule", "Slot", "Step"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ldlt.certificates.onnx_node import PRODUCT, Node, Value, broadcast
-from ldlt.certificates.onnx_program import Data, Slot
+from ldlt.onnx.node import PRODUCT, Node, Value, broadcast
+from ldlt.onnx.program import Data, Slot
 
 __all__ = [
     "add_data",

@@ -10,9 +10,9 @@ from dataclasses import replace
 from torch import nn
 
 from ldlt import activations
-from ldlt.certificates.onnx_linear import per_sample
-from ldlt.certificates.onnx_node import Node, Value
-from ldlt.certificates.onnx_program import Slot
+from ldlt.onnx.linear import per_sample
+from ldlt.onnx.node import Node, Value
+from ldlt.onnx.program import Slot
 
 __all__ = [
     "celu",

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ldlt.certificates.onnx_file import BATCH, decode
-from ldlt.certificates.onnx_node import Node, Value, broadcast
+from ldlt.onnx.file import BATCH, decode
+from ldlt.onnx.node import Node, Value, broadcast
 
 __all__ = ["KINDS", "fold", "gather_indices", "new_axes", "shape_of"]
 
