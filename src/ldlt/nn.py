@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ldlt.errors import OptionError, ShapeError
 from ldlt.network import Lipschitz
 
-__all__ = ["FeedForward", "Residual", "feed_forward_module", "residual_module"]
+__all__ = ["FeedForward", "Residual", "Standardise", "feed_forward_module", "residual_module"]
 
 
 def _sizes(in_features: int, hidden: Sequence[int], out_features: int) -> list[int]:
@@ -45,6 +45,36 @@ def feed_forward_module(
     """Plain multi-layer perceptron, the module inside :class:`FeedForward`."""
     sizes = _sizes(in_features, hidden, out_features)
     return nn.Sequential(*_hidden(sizes[:-1], activation), nn.Linear(sizes[-2], sizes[-1]))
+
+
+class Standardise(nn.Module):
+    """``(x − mean) / scale`` as a layer, so that bounds and radii are in the units of the data.
+
+    Args:
+        mean: One number per feature, or one for all.
+        scale: Positive and finite, likewise.
+
+    Example:
+        >>> Standardise(torch.tensor([5.0, 100.0]), torch.tensor([1.0, 20.0]))(torch.tensor([[6.0, 80.0]]))
+        tensor([[ 1., -1.]])
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Tensor | float, scale: Tensor | float) -> None:
+        super().__init__()
+        center, spread = torch.as_tensor(mean).detach().clone(), torch.as_tensor(scale).detach().clone()
+        if not center.is_floating_point() or not spread.is_floating_point():
+            raise OptionError("mean and scale must be floating-point numbers")
+        if not bool(center.isfinite().all() & spread.isfinite().all() & (spread > 0).all()):
+            raise OptionError("mean must be finite, scale must be finite and positive")
+        self.register_buffer("mean", center)
+        self.register_buffer("scale", spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The standardised inputs, of the shape of ``x`` (batch, *shape)."""
+        return (x - self.mean) / self.scale
 
 
 class _Skip(nn.Module):
