@@ -7,7 +7,7 @@ import copy
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from ldlt.heads import get_head
 from ldlt.plan import Group, Plan, make_plan
 from ldlt.sweep import Blueprint, Explicit, Free, sweep
 from ldlt.trace import trace
+
+if TYPE_CHECKING:
+    from ldlt.certificates.certificate import Certificate
 
 __all__ = ["Lipschitz", "Scaled"]
 
@@ -303,6 +306,87 @@ class Lipschitz(nn.Module):
             like = next(p for p in plain.parameters() if p.is_floating_point())
             return Scaled(plain, self._gain(found).to(like)).train(self.training)
 
+    def set_bound(self, bound: float) -> None:
+        r"""Change ℓ, multiplying the whole network by ``bound / declared_bound``.
+
+        With the multipliers scaled by the square of that factor all hidden weights stay as they are and the output maps
+        and biases are multiplied by it, so classes that were predicted stay predicted. For training under a bound that
+        is lowered step by step.
+
+        Args:
+            bound: The new ℓ.
+
+        Raises:
+            OptionError: The bound is trained.
+        """
+        if self._bound.trained:
+            raise OptionError("the bound is trained: bound_floor and bound_ceiling limit it, it cannot be set")
+        value = _positive("bound", bound)
+        factor = value / self.declared_bound
+        with torch.no_grad():
+            self._bound.assign(value)
+            for group in self.plan.groups.values():
+                if group.free:  # those of given maps follow from ℓ
+                    self._parameter("log_multiplier", group.name).add_(2 * math.log(factor))
+            for term in self.plan.output.terms:
+                bias = self.graph[term.affine].bias  # type: ignore[attr-defined]
+                if bias is not None:
+                    rows = slice(None) if term.rows is None else list(term.rows)
+                    self.module.get_parameter(bias)[rows] *= factor
+
+    @staticmethod
+    def from_trained(
+        model: nn.Module,
+        bound: float | None = None,
+        *,
+        input_shape: int | Sequence[int] | None = None,
+        slack: float = 1e-3,
+        certificate: Certificate | None = None,
+        time_limit: float | None = None,
+        **options: Any,
+    ) -> Lipschitz:
+        """A constrained network that starts at the weights of an ordinary one, which is copied.
+
+        The model is certified, and the parameterisation is inverted at its weights. Lower the bound while training on
+        with :meth:`set_bound`.
+
+        Args:
+            model: A plain network whose activations all read free linear maps.
+            bound: ℓ at the start; by default ``(1 + slack)`` times the certified bound of the given weights.
+            input_shape: Shape of one sample; by default a vector of the first linear layer's size.
+            slack: Room between the certified bound and ℓ: on the boundary itself the free parameters are infinite. With
+                less room they are large, and float32 rounds them (see the guide for figures).
+            certificate: Of this model, if there is one already.
+            time_limit: Seconds for the search of a certificate.
+            **options: Passed to :class:`Lipschitz`: ``contraction``, ``head``, ``train_multipliers``.
+
+        Raises:
+            BoundError: The bound is below what can be certified for these weights.
+            InfeasibleError: An activation has a given map, or nothing can be certified.
+
+        Example:
+            >>> _ = torch.manual_seed(0)
+            >>> plain = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+            >>> net = Lipschitz.from_trained(plain)
+            >>> x = torch.randn(5, 4).double()
+            >>> bool(torch.allclose(net(x), plain(x), atol=1e-9))
+            True
+            >>> net.set_bound(net.bound / 5)
+            >>> bool(torch.allclose(net(x), plain(x) / 5, atol=1e-9))
+            True
+        """
+        from ldlt.certificates.trained import constrain  # noqa: PLC0415 (certificates are built on networks)
+
+        return constrain(
+            model,
+            bound,
+            input_shape=input_shape,
+            slack=slack,
+            certificate=certificate,
+            time_limit=time_limit,
+            **options,
+        )
+
     def load_explicit(self, weights: Mapping[str, Tensor], multipliers: Mapping[str, Tensor]) -> None:
         """Invert the parameterisation: set the free parameters so that the network has these explicit weights.
 
@@ -394,6 +478,11 @@ class _Bound(nn.Module):
             self.free = nn.Parameter(torch.tensor(self._inverse(start), dtype=dtype))
         else:
             self.register_buffer("fixed", _round_down(start, dtype))
+
+    def assign(self, value: float) -> None:
+        """Set a constant ℓ."""
+        self.start = value
+        self.fixed.copy_(_round_down(value, self.fixed.dtype))
 
     def _inverse(self, value: float) -> float:
         # Logarithmic distance from the limits, kept off them so that the gradient does not vanish.

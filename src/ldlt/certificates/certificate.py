@@ -34,6 +34,7 @@ from ldlt import lmi
 from ldlt._version import __version__
 from ldlt.certificates import storage
 from ldlt.certificates.fingerprint import fingerprint
+from ldlt.certificates.local import ranges
 from ldlt.certificates.proof import prove, prove_gram, prove_smallest
 from ldlt.certificates.region import Region
 from ldlt.errors import CertificateError, LdltError
@@ -149,6 +150,7 @@ def issue(
     bound: float,
     *,
     method: str = "given multipliers",
+    region: Region | None = None,
     largest: float = 1 + 1e-3,
     least: float = 1.0,
     pairs: bool = True,
@@ -161,31 +163,36 @@ def issue(
         multipliers: ``Λ`` by activation node of ``trace(model, input_shape)``.
         bound: ℓ.
         method: How the multipliers were found.
+        region: Bound slopes between points of this region only. The enclosures of the slopes there account for
+            rounding by margins, so the certificate is not rigorous; what follows from them is proven all the same.
         largest: Largest factor by which ℓ may be raised so that the proof passes in spite of rounding.
         least: Smallest factor on ℓ.
         pairs: Whether to prove constants of output directions, too.
 
     Returns:
-        A rigorous certificate, or one with the status ``"not certified"`` and a reason.
+        A certificate that is rigorous unless it is about a region, or one with the status ``"not certified"`` and a
+        reason.
     """
     shape = tuple(int(n) for n in input_shape)
     graph = trace(_plain(model), shape)
-    proof = prove_smallest(graph, model, multipliers, bound, largest, least=least)
+    slopes = None if region is None else ranges(graph, model, region).slopes
+    proof = prove_smallest(graph, model, multipliers, bound, largest, least=least, slopes=slopes)
     outputs = graph[graph.output].features
     gram = None
     if proof.holds and pairs and 1 < outputs <= _MOST_OUTPUTS:
-        gram = prove_gram(graph, model, proof.multipliers, proof.bound).gram
+        gram = prove_gram(graph, model, proof.multipliers, proof.bound, slopes=slopes).gram
     return Certificate(
         bound=proof.bound if proof.holds else math.inf,
         status=CERTIFIED if proof.holds else NOT_CERTIFIED,
         reason=proof.reason,
         method=method,
         multipliers=proof.multipliers,
-        rigorous=proof.holds,
-        residual=_residual(graph, model, proof.multipliers, proof.bound),
+        rigorous=proof.holds and region is None,
+        residual=_residual(graph, model, proof.multipliers, proof.bound, slopes),
         input_shape=shape,
         outputs=outputs,
         fingerprint=fingerprint(graph, model),
+        region=region,
         gram=gram,
     )
 
@@ -215,7 +222,8 @@ def verify(source: str | os.PathLike[str] | Certificate, model: nn.Module) -> Ce
         model: The stored network that it is said to be about.
 
     Returns:
-        A certificate with everything in it proven or computed anew.
+        A certificate with everything in it proven or computed anew. One about a region is not rigorous, because the
+        slopes that occur there are enclosed with margins for rounding.
 
     Raises:
         CertificateError: The file is no certificate, is about another network, or states what cannot be proven.
@@ -223,8 +231,6 @@ def verify(source: str | os.PathLike[str] | Certificate, model: nn.Module) -> Ce
     stated = _checked(source) if isinstance(source, Certificate) else Certificate.load(source)
     if not stated.is_certified:
         raise CertificateError(f"the certificate does not certify anything: {stated.reason or 'no reason is given'}")
-    if stated.region is not None:
-        raise CertificateError("the certificate is about a region of inputs, which cannot be proven again here")
     try:
         graph = trace(_plain(model), stated.input_shape)
         found = fingerprint(graph, model)
@@ -237,19 +243,23 @@ def verify(source: str | os.PathLike[str] | Certificate, model: nn.Module) -> Ce
     outputs = graph[graph.output].features
     if outputs != stated.outputs:
         raise CertificateError(f"the certificate is about {stated.outputs} outputs, the model has {outputs}")
-    proof = prove(graph, model, stated.multipliers, stated.bound)
+    try:
+        slopes = None if stated.region is None else ranges(graph, model, stated.region).slopes
+    except LdltError as error:
+        raise CertificateError(f"the region does not fit the model: {error}") from error
+    proof = prove(graph, model, stated.multipliers, stated.bound, slopes=slopes)
     if not proof.holds:
         raise CertificateError(f"the bound {stated.bound:.9g} is stated but cannot be proven: {proof.reason}")
     if stated.gram is not None:
-        directions = prove(graph, model, stated.multipliers, stated.bound, gram=stated.gram)
+        directions = prove(graph, model, stated.multipliers, stated.bound, gram=stated.gram, slopes=slopes)
         if not directions.holds:
             raise CertificateError(f"constants of pairs are stated but cannot be proven: {directions.reason}")
     return dataclasses.replace(
         stated,
-        rigorous=True,
+        rigorous=stated.region is None,
         reason="",
         multipliers=proof.multipliers,
-        residual=_residual(graph, model, proof.multipliers, proof.bound),
+        residual=_residual(graph, model, proof.multipliers, proof.bound, slopes),
     )
 
 
@@ -261,7 +271,15 @@ def _plain(model: nn.Module) -> nn.Module:
     return model
 
 
-def _residual(graph: Graph, model: nn.Module, multipliers: Mapping[str, Tensor], bound: float) -> float:
+def _residual(
+    graph: Graph,
+    model: nn.Module,
+    multipliers: Mapping[str, Tensor],
+    bound: float,
+    slopes: Mapping[str, tuple[Tensor, Tensor]] | None,
+) -> float:
+    if slopes is not None:
+        return math.nan  # the matrix of :mod:`ldlt.lmi` is the one for all inputs
     size = sum(n.features for n in (graph.input, *graph.activations))
     complete = len(multipliers) == len(graph.activations)
     if not complete or size > _DENSE or not all(bool(m.isfinite().all()) for m in multipliers.values()):

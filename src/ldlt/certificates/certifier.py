@@ -88,9 +88,12 @@ def certify(
     if method == "product":
         return _unproven(graph, model, shape, product(problem), {}, "product of norms", region)
     solution = _solve(problem, method, time_limit, tolerance, progress)
-    if region is not None:
-        return _unproven(graph, model, shape, solution.bound, solution.multipliers, f"{method}, local", region)
-    return issue(model, shape, solution.multipliers, solution.bound, method=method)
+    if region is None:
+        return issue(model, shape, solution.multipliers, solution.bound, method=method)
+    found = issue(model, shape, solution.multipliers, solution.bound, method=f"{method}, local", region=region)
+    if found.is_certified:
+        return found
+    return _unproven(graph, model, shape, solution.bound, solution.multipliers, f"{method}, local, unproven", region)
 
 
 def _solve(
