@@ -37,9 +37,11 @@ __all__ = [
     "MaxMin",
     "Sector",
     "Sin",
+    "WindowSort",
     "from_call",
     "is_activation",
     "is_inplace",
+    "mixed",
     "register",
     "sector",
     "slope_bounds",
@@ -159,6 +161,42 @@ class GroupSort(nn.Module):
     def extra_repr(self) -> str:
         """Return the group size."""
         return f"group_size={self.group_size}"
+
+
+class WindowSort(nn.Module):
+    r"""Sort the entries of each window of an image, channel by channel, in descending order.
+
+    1-Lipschitz jointly over a window, like :class:`GroupSort`. Its first entries are max-pooling over disjoint windows.
+
+    Args:
+        window: Size of the windows along each spatial dimension, divisors of the image's sizes.
+
+    >>> WindowSort((2,))(torch.tensor([[[3.0, 5.0, 2.0, 1.0]]]))
+    tensor([[[5., 3., 2., 1.]]])
+    """
+
+    def __init__(self, window: tuple[int, ...]) -> None:
+        super().__init__()
+        if not window or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in window):
+            raise OptionError(f"window must be a tuple of positive integers, got {window!r}")
+        self.window = tuple(window)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Sort ``input`` (batch, channels, *spatial) within windows."""
+        sizes = input.shape[2:]
+        if len(sizes) != len(self.window) or any(n % w for n, w in zip(sizes, self.window, strict=True)):
+            raise ShapeError(f"WindowSort sorts windows of {self.window}, which do not divide {tuple(sizes)}")
+        d = len(sizes)
+        split = [k for n, w in zip(sizes, self.window, strict=True) for k in (n // w, w)]
+        order = [0, 1, *range(2, 2 + 2 * d, 2), *range(3, 3 + 2 * d, 2)]
+        windows = input.reshape(*input.shape[:2], *split).permute(order)
+        ordered = windows.flatten(2 + d).sort(-1, descending=True).values.reshape(windows.shape)
+        back = [0, 1, *(i for j in range(d) for i in (2 + j, 2 + d + j))]
+        return ordered.permute(back).reshape(input.shape)
+
+    def extra_repr(self) -> str:
+        """Return the window."""
+        return f"window={self.window}"
 
 
 class MaxMin(nn.Module):
@@ -360,6 +398,7 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = tuple(_BOUNDS)
 _JOINT: dict[type[nn.Module], Callable[[Any], int]] = {
     GroupSort: lambda module: module.group_size,
     MaxMin: lambda module: 2,
+    WindowSort: lambda module: math.prod(module.window),
 }
 
 _LOGITS = "let the network end in logits and apply it outside of the certified map, as part of the loss"
@@ -502,8 +541,8 @@ class Sector:
     Attributes:
         center: c, a float or a tensor with one element or one per channel.
         radius: r > 0, likewise.
-        group: None if the constraint holds entry by entry, else the size g of the groups of consecutive
-            entries of dimension 1 (channels) over which it holds jointly (then c = 0 and r = 1).
+        group: None if the constraint holds entry by entry, else the number g of entries over which it holds jointly
+            (then c = 0 and r = 1); :func:`mixed` says which ones they are.
     """
 
     center: Tensor | float
@@ -539,7 +578,7 @@ def sector(module: nn.Module, size: int | None = None) -> Sector:
     joint = _find(module, _JOINT)
     if joint is not None:
         group = _JOINT[joint](module)
-        if size is not None and size % group:
+        if size is not None and joint is not WindowSort and size % group:
             raise ShapeError(f"{joint.__name__} sorts groups of {group}, which do not divide {size} entries")
         return Sector(0.0, 1.0, group)
     if _find(module, _BOUNDS) is nn.PReLU:
@@ -552,6 +591,33 @@ def sector(module: nn.Module, size: int | None = None) -> Sector:
     low, high = slope_bounds(module)
     scale = max(abs(low), abs(high)) or 1.0  # a constant has slopes 0 only; any radius will do
     return Sector((high + low) / 2.0, max((high - low) / 2.0, MIN_RELATIVE_RADIUS * scale))
+
+
+def mixed(module: nn.Module, shape: tuple[int, ...]) -> Tensor | None:
+    """Which entries a joint nonlinearity mixes: a group number for every entry of its input, in flattened order.
+
+    Args:
+        module: An activation.
+        shape: Shape of its input, without the batch dimension.
+
+    Returns:
+        (features,), numbers counted from 0; None for an elementwise activation.
+
+    >>> mixed(MaxMin(), (4,)), mixed(WindowSort((2,)), (1, 4)), mixed(nn.ReLU(), (4,))
+    (tensor([0, 0, 1, 1]), tensor([0, 0, 1, 1]), None)
+    """
+    joint = _find(module, _JOINT)
+    if joint is None:
+        return None
+    labels = torch.arange(math.prod(shape)).reshape(shape)
+    if joint is WindowSort:
+        window = module.window
+        assert isinstance(window, tuple)
+        for d, w in enumerate(window, 1):
+            labels = labels.index_select(d, torch.arange(shape[d]) // w * w)
+    else:
+        labels = labels.index_select(0, torch.arange(shape[0]) // _JOINT[joint](module) * _JOINT[joint](module))
+    return torch.unique(labels, return_inverse=True)[1].reshape(-1)
 
 
 # -------------------------------------------------------------------------------------- functions and methods

@@ -2,7 +2,8 @@ r"""Contractions: free matrices to matrices ``U`` of norm below one, with the ro
 
 A contraction hands the rule (``ldlt.elimination``) the pair ``(U, K)`` with :math:`K^*K = (I - UU^*)^{-1}`. ``K`` is
 given as a *root*, an object with the two verbs the rule needs, ``dense()`` for ``K`` and ``right_divide(X)`` for
-:math:`X K^{-*}`, both up to a scalar ``factor``.
+:math:`X K^{-*}`, both up to a scalar ``factor``. On a grid (``ldlt.grid``) all of them are stacks of matrices, one per
+frequency, with the same α for all.
 
 =============  =====================================================  ==============  ====================
 contraction    ``U``                                                  ``K``           ``K U``
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ldlt.errors import InfeasibleError, OptionError
+from ldlt.grid import Fold, Layout
 from ldlt.triangular import SHARE, Triangular, gram_cholesky
 
 __all__ = ["CONTRACTIONS", "Contracted", "Contraction", "Root", "get_contraction"]
@@ -127,19 +129,66 @@ class InverseRoot(Root):
 
 
 class IdentityRoot(Root):
-    """``K = I``."""
+    """``K = I``, (size, size); with ``frequencies``, one for each of them."""
 
-    def __init__(self, size: int, like: Tensor) -> None:
-        self.size, self.like = size, like
+    def __init__(self, size: int, like: Tensor, frequencies: int | None = None) -> None:
+        self.size, self.like, self.frequencies = size, like, frequencies
 
     def dense(self) -> Tensor:
-        return torch.eye(self.size, dtype=self.like.dtype, device=self.like.device)
+        eye = torch.eye(self.size, dtype=self.like.dtype, device=self.like.device)
+        return eye if self.frequencies is None else eye.to(eye.dtype.to_complex()).expand(self.frequencies, -1, -1)
+
+    def coarse(self, fold: Fold) -> IdentityRoot:
+        """The identity on a coarser grid."""
+        target = Layout(fold.coarse, fold.coarse, 1).frequencies if fold.coarse is not None else None
+        return IdentityRoot(self.size * fold.factor, self.like, target)
 
     def right_divide(self, x: Tensor) -> Tensor:
         return x
 
     def divide(self, x: Tensor) -> Tensor:
         return x
+
+
+class FoldedRoot(Root):
+    """``K`` of a finer grid, noise by features: everything is done there.
+
+    Args:
+        root: ``K`` (f, m, m) on the fine grid.
+        fold: From the fine grid to this one.
+        noise: Phases of the ``m`` local noise channels.
+        parts: Phases of the ``m`` local features.
+    """
+
+    def __init__(self, root: Root, fold: Fold, noise: tuple[int, ...], parts: tuple[int, ...]) -> None:
+        self.root, self.fold, self.noise, self.parts = root, fold, noise, parts
+        self.factor = root.factor
+
+    def dense(self) -> Tensor:
+        return self.fold.both(self.root.dense(), self.noise, self.parts)
+
+    def right_divide(self, x: Tensor) -> Tensor:
+        return self.fold.columns(self.root.right_divide(self.fold.unfold(x, self.noise)), self.parts)
+
+    def divide(self, x: Tensor) -> Tensor:
+        fine = self.fold.unfold(x.mH, self.parts).mH
+        return self.fold.columns(self.root.divide(fine).mH, self.noise).mH
+
+
+class UpperRoot(Root):
+    """``K = R``, upper triangular, without a better way than to solve with it."""
+
+    def __init__(self, upper: Tensor) -> None:
+        self.upper = upper
+
+    def dense(self) -> Tensor:
+        return self.upper
+
+    def right_divide(self, x: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.upper.mH, x, upper=False, left=False)
+
+    def divide(self, x: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.upper.mH, x, upper=False)
 
 
 @dataclass
@@ -297,7 +346,7 @@ class Symmetric(_Alpha):
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
         gram = weight @ weight.mH
-        share = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)
+        share = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1).amax()
         alpha = extra["log_alpha"].exp() + SHARE * self.unit * share
         gram = gram + torch.diag_embed(alpha.to(gram.dtype).expand(gram.shape[:-1]))
         half, inverse, _, _ = _Sqrt.apply(gram)  # type: ignore[misc]

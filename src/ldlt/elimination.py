@@ -20,6 +20,10 @@ After each of the first two, every live tensor is inflated by fresh noise, :math
 (KUQF_t^*)^*]`, and the new tensor :math:`w = cCw_K + e`, :math:`\operatorname{cov}(e) = (2\Lambda)^{-1}` joins.
 For free maps nothing is subtracted or inverted; a given map needs a
 factor of ``I − UU^*``, which its multiplier keeps well conditioned.
+
+With one multiplier per channel everything here commutes with the shifts of a grid of cells, and the same moves run
+frequency by frequency: matrices have a leading dimension ``f``, "neurons" and "features" are those of a cell. The grid
+of a sweep only gets coarser (:meth:`Elimination.coarsen`), in the end a single cell: the dense representation.
 """
 
 from __future__ import annotations
@@ -32,8 +36,19 @@ import torch
 from torch import Tensor
 
 from ldlt.contraction import AdjointRoot, Contracted, IdentityRoot, given
-from ldlt.generator import Frame, FrameChoice, Generator, Square, choose_frame, noise_frame
+from ldlt.errors import GraphError
+from ldlt.generator import (
+    Frame,
+    FrameChoice,
+    Generator,
+    Square,
+    UnevenRankError,
+    choose_frame,
+    noise_frame,
+    squared,
+)
 from ldlt.generator import factor as factor_stack
+from ldlt.grid import Cells, Fold, Layout
 from ldlt.triangular import Triangular, gram_cholesky
 
 __all__ = ["Elimination", "Slopes"]
@@ -46,12 +61,13 @@ class Slopes:
     Attributes:
         center: ``c``, a number or one per neuron (n,).
         radius: ``r > 0``, likewise.
-        group: Number of consecutive neurons that a joint nonlinearity mixes, or None.
+        shared: For every neuron (n,) the number of its multiplier, where several must have the same one (because a
+            joint nonlinearity mixes them, or because they are the pixels of one channel); None if each has its own.
     """
 
     center: float | Tensor
     radius: float | Tensor
-    group: int | None = None
+    shared: Tensor | None = None
 
     @property
     def rho(self) -> float | Tensor:
@@ -68,6 +84,7 @@ class Elimination:
         name: Name of the input value.
         choices: Structural decisions by move name; missing ones are made (and recorded) from the values at hand.
         unit: Rounding unit of the stored parameters, which all safeguards are measured in.
+        cells: The grid at the start; None for the dense representation.
     """
 
     def __init__(
@@ -77,20 +94,65 @@ class Elimination:
         bound: Tensor,
         choices: dict[str, FrameChoice | None],
         unit: float,
+        cells: Cells = None,
     ) -> None:
-        self.unit = unit
+        self.unit, self.cells = unit, cells
         self.sizes: dict[int, int] = {}
+        self.noise: dict[int, tuple[int, ...]] = {}  # phases of the noise blocks, where there is a grid
         self.live: dict[str, Generator] = {}
         self.choices = choices
-        n = int(torch.Size(shape).numel())
-        block = self._new_block(n)
+        layout = Layout.of(shape, cells)
+        n = int(torch.Size(shape).numel()) if layout is None else layout.features
+        block = self._new_block(n, layout)
         scale = (1 / bound).expand(n)  # cov(x) = I/ℓ²
-        self.live[name] = Generator(shape, {block: Square(IdentityRoot(n, bound), scale)}, self.sizes)
+        root = IdentityRoot(n, bound, None if layout is None else layout.frequencies)
+        self.live[name] = Generator(shape, {block: Square(root, scale)}, self.sizes, layout)
 
-    def _new_block(self, size: int) -> int:
+    def _new_block(self, size: int, layout: Layout | None = None) -> int:
         block = len(self.sizes)
         self.sizes[block] = size
+        if self.cells is not None:
+            self.noise[block] = (1,) * len(self.cells) if layout is None else layout.parts
         return block
+
+    def coarsen(self, cells: Cells, move: str) -> None:
+        """Write all live tensors on a coarser grid.
+
+        Args:
+            cells: The grid.
+            move: Name under which the structural decision is kept.
+        """
+        if cells == self.cells:
+            return
+        assert self.cells is not None
+        if len(self.live) == 1:
+            self._square(move)
+        fold = Fold(self.cells, cells)
+        sizes = {b: q * fold.factor for b, q in self.sizes.items()}
+        self.live = {n: g.coarse(fold, self.noise, sizes) for n, g in self.live.items()}
+        self.noise = {
+            b: tuple(p * s for p, s in zip(parts, fold.ratio, strict=True)) for b, parts in self.noise.items()
+        }
+        self.sizes, self.cells = sizes, cells
+
+    def _square(self, move: str) -> None:
+        """Give the only live tensor a noise basis of its own, in which later factorisations are for nothing."""
+        ((name, gen),) = self.live.items()
+        if all(isinstance(v, Square) for v in gen.blocks.values()):
+            return
+        if move not in self.choices:
+            with torch.no_grad():
+                try:
+                    self.choices[move] = choose_frame([gen], ())
+                except UnevenRankError:
+                    self.choices[move] = None
+        choice = self.choices[move]
+        if choice is None or choice.rank < gen.features:
+            return
+        block = self._new_block(gen.features, gen.layout)
+        found = squared(gen, block, 2 * math.sqrt(self.unit))
+        assert found is not None
+        self.live[name] = found
 
     def keep(self, names: Sequence[str]) -> None:
         """Forget the generators of all other values."""
@@ -110,7 +172,14 @@ class Elimination:
         others = [self.live[s] for s in survivors if s in self.live]
         if self.choices.get(move) is None:  # None may also mean that an activation had other slopes then
             with torch.no_grad():
-                self.choices[move] = choose_frame(stack, others)
+                try:
+                    self.choices[move] = choose_frame(stack, others)
+                except UnevenRankError as error:
+                    raise GraphError(
+                        f"what feeds '{move}' has lost some frequencies of the image (a difference of an image and its "
+                        "shift, say), "
+                        "which has no rule on a grid; use convolutions with free weights there"
+                    ) from error
         return factor_stack(stack, self.choices[move], others, 2 * math.sqrt(self.unit))
 
     # -- moves -------------------------------------------------------------------------------------------------------
@@ -124,6 +193,7 @@ class Elimination:
         multiplier: Tensor,
         survivors: Sequence[str],
         lazy: bool = False,
+        layout: Layout | None = None,
     ) -> list[Tensor]:
         r"""Eliminate an activation whose input is a free map.
 
@@ -135,13 +205,14 @@ class Elimination:
             multiplier: ``Λ`` (n,).
             survivors: Values that are read after this move.
             lazy: Whether a map may be returned in factored form.
+            layout: How the n neurons lie on the grid.
 
         Returns:
             The explicit maps ``C``, (n, d_member) for each member of the frame.
         """
         scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
         maps = frame.right_divide(contracted.matrix, scale, contracted if lazy else None)
-        self._append(name, frame, contracted, slopes, multiplier, survivors)
+        self._append(name, frame, contracted, slopes, multiplier, survivors, layout)
         return maps
 
     def given(
@@ -152,12 +223,13 @@ class Elimination:
         balance: Tensor,
         margin: Tensor,
         survivors: Sequence[str],
+        layout: Layout | None = None,
     ) -> Tensor:
         r"""Eliminate an activation whose input ``v`` is a given linear function of live tensors.
 
         With :math:`T = 2 r F_v F_v^* r` every :math:`\Lambda_{ii} = θ / \sum_j |T_{ij}| q_j / q_i`, ``θ < 1``, ``q >
         0`` is valid: by Gershgorin's theorem ``ΛT`` then has all eigenvalues in ``[0, θ]``. Making a ``Λ`` smaller
-        keeps it valid, so a joint nonlinearity takes the smallest of its group.
+        keeps it valid, so neurons with a common multiplier take the smallest of theirs, over all frequencies.
 
         Args:
             name: Name of the new value.
@@ -166,6 +238,7 @@ class Elimination:
             balance: ``q`` (n,).
             margin: ``θ``, a scalar in (0, 1).
             survivors: Values that are read after this move.
+            layout: How the n neurons lie on the grid.
 
         Returns:
             The multiplier ``Λ`` (n,).
@@ -176,12 +249,15 @@ class Elimination:
         gram = 2 * (rows @ rows.mH)
         # A small number in the divisor only makes Λ smaller, which is safe; it serves rows that are (nearly) zero.
         sums = (gram.abs() * balance).sum(-1) / balance
+        sums = sums if sums.ndim == 1 else sums.amax(0)
         sums = sums + 1e-6 * sums.max().detach() + math.sqrt(torch.finfo(balance.dtype).tiny)
         multiplier = margin / sums
-        if slopes.group is not None:
-            multiplier = multiplier.reshape(-1, slopes.group).amin(-1).repeat_interleave(slopes.group)
+        if slopes.shared is not None:
+            least = multiplier.new_full((int(slopes.shared.max()) + 1,), torch.inf)
+            least = least.scatter_reduce(0, slopes.shared, multiplier, "amin")
+            multiplier = least[slopes.shared]
         contracted = given(math.sqrt(2) * multiplier.sqrt()[:, None] * rows)
-        self._append(name, frame, contracted, slopes, multiplier, survivors)
+        self._append(name, frame, contracted, slopes, multiplier, survivors, layout)
         return multiplier
 
     def output(self, frame: Frame, matrix: Tensor) -> list[Tensor]:
@@ -198,10 +274,11 @@ class Elimination:
         slopes: Slopes,
         multiplier: Tensor,
         survivors: Sequence[str],
+        layout: Layout | None,
     ) -> None:
         """Inflate what stays live and add the new value."""
         n = multiplier.shape[-1]
-        noise = self._new_block(n)
+        noise = self._new_block(n, layout)
         inflated = False
         kept: dict[str, Generator] = {}
         for s in survivors:
@@ -211,10 +288,12 @@ class Elimination:
             kept[s] = gen
             spread = frame.spread(contracted.spread(), gen) if frame.touches(gen) else None
             if spread is not None:
-                gen.blocks[noise] = spread.reshape(n, *gen.shape)
+                gen.put(noise, spread)
                 inflated = True
         self.live = kept
-        self.live[name] = self._new_value(frame, contracted, slopes, multiplier, noise, alone=not inflated)
+        self.live[name] = self._new_value(
+            frame, contracted, slopes, multiplier, noise, layout, alone=not inflated
+        )
         choice = self.choices.get(name)
         if choice is not None and choice.compress:
             self._compress(frame)
@@ -226,6 +305,7 @@ class Elimination:
         slopes: Slopes,
         multiplier: Tensor,
         noise: int,
+        layout: Layout | None,
         alone: bool,
     ) -> Generator:
         r"""Generator of ``w = c C w_K + e``.
@@ -241,17 +321,18 @@ class Elimination:
         if number is not None and abs(number) == 1:
             blocks[noise] = Square(contracted.root, number * unit)
         elif number == 0:
-            blocks[self._new_block(n)] = Square(IdentityRoot(n, multiplier), unit)
+            root = IdentityRoot(n, multiplier, None if layout is None else layout.frequencies)
+            blocks[self._new_block(n, layout)] = Square(root, unit)
         elif alone:
             blocks[noise] = Square(AdjointRoot(self._root(contracted, rho, multiplier)), unit)
         elif number is not None and abs(number) < 1:
             blocks[noise] = contracted.root.dense() * (number * unit / contracted.root.factor)
-            blocks[self._new_block(n)] = torch.diag_embed(math.sqrt(1 - number**2) * unit)
+            blocks[self._new_block(n, layout)] = _diagonal(math.sqrt(1 - number**2) * unit, layout)
         else:
             blocks.update({b: x * (rho * unit) for b, x in frame.noise(contracted.matrix).items()})
             blocks[noise] = (contracted.spread() @ contracted.matrix.mH) * (rho * unit)
-            blocks[self._new_block(n)] = torch.diag_embed(unit)
-        return Generator((n,), blocks, self.sizes)
+            blocks[self._new_block(n, layout)] = _diagonal(unit, layout)
+        return Generator((n,), blocks, self.sizes, layout)
 
     def _root(self, contracted: Contracted, rho: float | Tensor, multiplier: Tensor) -> Triangular:
         """``N`` lower triangular with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""
@@ -276,8 +357,15 @@ class Elimination:
                 continue
             value = sum_blocks(gen, blocks, basis)
             rest = {b: v for b, v in gen.blocks.items() if b not in blocks}
-            rest[new] = value.reshape(-1, *gen.shape)
-            self.live[name] = Generator(gen.shape, rest, self.sizes)
+            compressed = Generator(gen.shape, rest, self.sizes, gen.layout)
+            compressed.put(new, value)
+            self.live[name] = compressed
+
+
+def _diagonal(values: Tensor, layout: Layout | None) -> Tensor:
+    """A diagonal matrix, the same at all frequencies."""
+    found = torch.diag_embed(values)
+    return found if layout is None else found.to(found.dtype.to_complex()).expand(layout.frequencies, -1, -1)
 
 
 def sum_blocks(gen: Generator, blocks: Sequence[int], basis: Tensor) -> Tensor:

@@ -5,6 +5,11 @@ The rule (``ldlt.elimination``) reads the quadratic form as a Gaussian. A live t
 themselves are never formed. The noise comes in blocks, one per elimination step, and most tensors see few of them: a
 :class:`Generator` maps a block to :math:`F_{t,b}^*`, a tensor of shape ``(q_b, *S)``, that is *a batch of q_b
 inputs*. A linear operation of the user's network acts on a generator by being run on that batch.
+
+The covariance of images commutes with shifts of a grid of cells (``ldlt.grid``), and so do their generators: a block is
+then one complex matrix per frequency, ``F_{t,b}(k)^*`` of shape (f, q_b, m) with ``q_b`` noise channels and ``m``
+features per *cell*, and every formula holds frequency by frequency. Nothing below depends on which of the two it is,
+except where a tensor is made (:func:`linear`, :func:`through`) or written on a coarser grid (:meth:`Generator.coarse`).
 """
 
 from __future__ import annotations
@@ -15,8 +20,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ldlt.contraction import Contracted, IdentityRoot, Root
+from ldlt.contraction import Contracted, FoldedRoot, IdentityRoot, Root, UpperRoot
 from ldlt.factored import FactoredWeight
+from ldlt.grid import Fold, Layout
 from ldlt.triangular import positive_qr, scale_both
 
 __all__ = [
@@ -24,11 +30,15 @@ __all__ = [
     "FrameChoice",
     "Generator",
     "Square",
+    "UnevenRankError",
     "choose_frame",
     "combine",
     "factor",
     "linear",
     "noise_frame",
+    "reduced",
+    "squared",
+    "through",
 ]
 
 
@@ -53,6 +63,14 @@ class Square:
         """``F^{-1} x``, x (n, m)."""
         return self.root.divide(x * (self.root.factor / self.scale)[:, None])
 
+    def coarse(self, fold: Fold, noise: tuple[int, ...], parts: tuple[int, ...]) -> Square:
+        """The same block on a coarser grid, for noise and features with these phases."""
+        if isinstance(self.root, IdentityRoot) and noise == parts:
+            root: Root = self.root.coarse(fold)
+        else:
+            root = FoldedRoot(self.root, fold, noise, parts)
+        return Square(root, fold.vector(self.scale, parts))
+
 
 @dataclass
 class Generator:
@@ -60,42 +78,81 @@ class Generator:
 
     Attributes:
         shape: Feature shape of the tensor (no batch dimension).
-        blocks: Noise block -> ``F^*`` of that block, (q_b, *shape), or a :class:`Square` one (features flattened).
+        blocks: Noise block -> ``F^*`` of that block, (q_b, *shape), or a :class:`Square` one (features flattened). On a
+            grid (f, q_b, m).
         sizes: Noise block -> q_b; shared by all generators of a sweep.
+        layout: How the features lie on a grid; None for the dense representation.
     """
 
     shape: tuple[int, ...]
     blocks: dict[int, Tensor | Square]
     sizes: dict[int, int]
+    layout: Layout | None = None
 
     @property
     def features(self) -> int:
-        """Number of features."""
-        return int(torch.Size(self.shape).numel())
+        """Number of features, of a cell if there is a grid."""
+        return int(torch.Size(self.shape).numel()) if self.layout is None else self.layout.features
 
     def flat(self, block: int) -> Tensor:
-        """The block as a matrix (q_b, features)."""
+        """The block as a matrix (q_b, features), or as (f, q_b, features)."""
         value = self.blocks[block]
-        return value.dense() if isinstance(value, Square) else value.reshape(self.sizes[block], -1)
+        if isinstance(value, Square):
+            return value.dense()
+        return value.reshape(self.sizes[block], -1) if self.layout is None else value
 
     def batch(self, block: int) -> Tensor:
-        """The block as a batch (q_b, *shape)."""
-        return self.flat(block).reshape(self.sizes[block], *self.shape)
+        """The block as a batch (q_b, *shape); on a grid it stays (f, q_b, features)."""
+        value = self.flat(block)
+        return value.reshape(self.sizes[block], *self.shape) if self.layout is None else value
+
+    def put(self, block: int, value: Tensor) -> None:
+        """Set a block from its flat form."""
+        self.blocks[block] = value.reshape(self.sizes[block], *self.shape) if self.layout is None else value
 
     def reshaped(self, shape: tuple[int, ...]) -> Generator:
         """The same features in another shape; square blocks stay square."""
+        if self.layout is not None:
+            return Generator(shape, self.blocks, self.sizes, self.layout)
         blocks = {b: v if isinstance(v, Square) else v.reshape(self.sizes[b], *shape) for b, v in self.blocks.items()}
         return Generator(shape, blocks, self.sizes)
 
     def copy(self) -> Generator:
         """A generator that can get new blocks without changing this one."""
-        return Generator(self.shape, dict(self.blocks), self.sizes)
+        return Generator(self.shape, dict(self.blocks), self.sizes, self.layout)
 
     def rows(self, index: Tensor | None) -> Generator:
-        """The generator of the flattened features at ``index`` (all of them for None)."""
+        """The generator of the flattened (or local) features at ``index`` (all of them for None)."""
         if index is None:
             return self.reshaped((self.features,))
-        return Generator((len(index),), {b: self.flat(b)[:, index] for b in self.blocks}, self.sizes)
+        return self.renewed((len(index),), {b: self.flat(b)[..., index] for b in self.blocks}, len(index))
+
+    def renewed(self, shape: tuple[int, ...], blocks: dict[int, Tensor | Square], features: int) -> Generator:
+        """Other features in no particular order on the same grid."""
+        layout = self.layout
+        if layout is not None:
+            layout = Layout(layout.cells, (1,) * len(layout.cells), features)
+        return Generator(shape, blocks, self.sizes, layout)
+
+    def coarse(self, fold: Fold, noise: dict[int, tuple[int, ...]], sizes: dict[int, int]) -> Generator:
+        """The same tensor on a coarser grid.
+
+        Args:
+            fold: From the grid of this generator to the coarser one.
+            noise: Phases of the noise blocks on the fine grid.
+            sizes: Sizes of the noise blocks on the coarse grid.
+        """
+        assert self.layout is not None
+        parts = self.layout.parts
+        blocks: dict[int, Tensor | Square] = {}
+        for b, value in self.blocks.items():
+            if isinstance(value, Square):
+                blocks[b] = value.coarse(fold, noise[b], parts)
+            else:
+                blocks[b] = fold.both(value, noise[b], parts)
+                if fold.coarse is None:
+                    blocks[b] = blocks[b].reshape(-1, *self.shape)  # type: ignore[union-attr]
+        return Generator(self.shape, blocks, sizes, self.layout.folded(fold))
 
 
 def linear(fn: Callable[..., Tensor], parents: Sequence[Generator], shape: tuple[int, ...]) -> Generator:
@@ -109,6 +166,77 @@ def linear(fn: Callable[..., Tensor], parents: Sequence[Generator], shape: tuple
     return Generator(shape, blocks, sizes)
 
 
+def through(parents: Sequence[Generator], maps: Sequence[Tensor], shape: tuple[int, ...], layout: Layout) -> Generator:
+    """Generator of ``Σ_p T_p t_p`` on a grid.
+
+    Args:
+        parents: The tensors ``t_p``.
+        maps: One per parent: indices of local features (m_out,), a real matrix (m_out, m_p) that is the same at all
+            frequencies, or a transfer function (f, m_out, m_p). Negative indices stand for zeros.
+        shape: Shape of the result.
+        layout: Its layout.
+    """
+    blocks: dict[int, Tensor | Square] = {}
+    for gen, moved in zip(parents, maps, strict=True):
+        whole = moved.ndim == 1 and len(moved) == gen.features and bool((moved == torch.arange(len(moved))).all())
+        for b, value in gen.blocks.items():
+            if whole:
+                new = value
+            elif moved.ndim == 1:
+                found = gen.flat(b)[..., moved.clamp_min(0)]
+                new = found if bool((moved >= 0).all()) else found * (moved >= 0).to(found.dtype)
+            else:
+                new = gen.flat(b) @ moved.mH.to(gen.flat(b).dtype)
+            if b in blocks:
+                old = blocks[b]
+                new = (old.dense() if isinstance(old, Square) else old) + (
+                    new.dense() if isinstance(new, Square) else new
+                )
+            blocks[b] = new
+    return Generator(shape, blocks, parents[0].sizes, layout)
+
+
+def reduced(
+    fn: Callable[..., Tensor],
+    parents: Sequence[Generator],
+    shapes: Sequence[tuple[int, ...]],
+    shape: tuple[int, ...],
+    noise: dict[int, tuple[int, ...]],
+) -> Generator:
+    """Dense generator of a vector ``fn(*parents)`` for a linear ``fn`` on batches of images that lie on a grid.
+
+    The rows of the function are found as gradients, one per feature of the result, and multiplied by the generators in
+    the Fourier domain: the images themselves are never written densely.
+
+    Args:
+        fn: The function.
+        parents: Generators of its arguments.
+        shapes: Shapes (c, *spatial) of its arguments.
+        shape: Shape of the result.
+        noise: Phases of the noise blocks.
+    """
+    layout = parents[0].layout
+    assert layout is not None
+    fold = Fold(layout.cells, None)
+    count = int(torch.Size(shape).numel())
+    like = parents[0].flat(next(iter(parents[0].blocks))).real
+    with torch.enable_grad():
+        images = [torch.zeros(count, *s, dtype=like.dtype, device=like.device, requires_grad=True) for s in shapes]
+        y = fn(*images).reshape(count, count)
+        rows = torch.autograd.grad(y.diagonal().sum(), images, allow_unused=True)
+    sizes = {b: q * fold.factor for b, q in parents[0].sizes.items()}
+    blocks: dict[int, Tensor | Square] = {}
+    for gen, matrix in zip(parents, rows, strict=True):
+        assert gen.layout is not None
+        if matrix is None:
+            continue
+        wide = fold.unfold(matrix.detach().reshape(count, -1), gen.layout.parts)  # (f, count, m)
+        for b in gen.blocks:
+            new = fold.columns(wide @ gen.flat(b).mH, noise[b]).mH.reshape(sizes[b], *shape)
+            blocks[b] = blocks[b] + new if b in blocks else new  # type: ignore[operator]
+    return Generator(shape, blocks, sizes)
+
+
 def combine(terms: Sequence[tuple[Generator, float]], shape: tuple[int, ...]) -> Generator:
     """Generator of a weighted sum of tensors of one shape; blocks that only one of them has are not copied."""
     blocks: dict[int, Tensor | Square] = {}
@@ -116,7 +244,7 @@ def combine(terms: Sequence[tuple[Generator, float]], shape: tuple[int, ...]) ->
         for b in gen.blocks:
             value = gen.batch(b) if weight == 1 else weight * gen.batch(b)
             blocks[b] = blocks[b] + value if b in blocks else value  # type: ignore[operator]
-    return Generator(shape, blocks, terms[0][0].sizes)
+    return Generator(shape, blocks, terms[0][0].sizes, terms[0][0].layout)
 
 
 @dataclass(frozen=True)
@@ -339,7 +467,8 @@ def _stacked(gens: Sequence[Generator], blocks: list[int]) -> Tensor:
     rows = []
     for b in blocks:
         q = gens[0].sizes[b]
-        rows.append(torch.cat([g.flat(b) if b in g.blocks else like.new_zeros(q, g.features) for g in gens], -1))
+        zero = (*like.shape[:-2], q)
+        rows.append(torch.cat([g.flat(b) if b in g.blocks else like.new_zeros(*zero, g.features) for g in gens], -1))
     return torch.cat(rows, -2)
 
 
@@ -413,6 +542,23 @@ def _raised(stack: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     return rotation[..., : stack.shape[-2], :], upper
 
 
+def squared(gen: Generator, block: int, floor: float) -> Generator | None:
+    """The tensor in a noise basis of its own, in which its generator is square; None without full rank.
+
+    Args:
+        gen: A tensor on a grid that shares its noise with no other live tensor.
+        block: Name of the new noise block; its size must be known already.
+        floor: As in :func:`factor`.
+    """
+    blocks = sorted(gen.blocks)
+    stack = _stacked([gen], blocks)
+    if stack.shape[-2] < stack.shape[-1]:
+        return None
+    _, upper = _raised(stack, floor)
+    ones = torch.ones(gen.features, dtype=upper.real.dtype, device=upper.device)
+    return Generator(gen.shape, {block: Square(UpperRoot(upper), ones)}, gen.sizes, gen.layout)
+
+
 def _independent(matrix: Tensor, given: Tensor, limit: int) -> list[int]:
     """Columns of ``matrix`` that are independent of ``given`` and of each other, by pivoted Gram–Schmidt."""
     if not matrix.numel():
@@ -449,20 +595,52 @@ def choose_frame(members: Sequence[Generator], others: Sequence[Generator]) -> F
     """Decide rank, columns and compression from generators at a random point, in float64.
 
     The rank of a stack is a property of the graph: it holds for all parameters but a set of measure zero.
+
+    Raises:
+        UnevenRankError: The rank is not the same at all frequencies of the grid.
     """
     _, rest, blocks = _partition(members)
     if not rest:
         return None
-    stack = _stacked([members[i] for i in rest], blocks)
+    whole = _stacked([members[i] for i in rest], blocks)
+    stack = _typical(whole)
     q, d = stack.shape
     columns = _independent(stack, stack[:, :0], min(q, d))
+    _require_even(whole, columns)
     extra: list[tuple[int, int]] = []
-    basis = stack[:, columns]
+    basis = whole[..., columns]
     touched = [(t, g) for t, g in enumerate(others) if any(b in g.blocks for b in blocks)]
     for t, g in touched:
         matrix = _stacked([g], blocks)
-        new = _independent(matrix, basis, q - basis.shape[1])
+        new = _independent(_typical(matrix), _typical(basis), q - basis.shape[-1])
         extra += [(t, c) for c in new]
-        basis = torch.cat([basis, matrix[:, new]], 1)
-    compress = basis.shape[1] < q
+        basis = torch.cat([basis, matrix[..., new]], -1)
+        if matrix.ndim > 2:
+            _require_even(torch.cat([basis, matrix], -1), list(range(basis.shape[-1])))
+    compress = basis.shape[-1] < q
     return FrameChoice(len(columns), tuple(columns), tuple(extra) if compress else (), compress)
+
+
+class UnevenRankError(Exception):
+    """A stack of tensors has another rank at some frequencies than at others."""
+
+
+def _typical(stack: Tensor) -> Tensor:
+    """The matrix of one frequency that is neither constant nor alternating, if there is one."""
+    return stack if stack.ndim == 2 else stack[min(1, len(stack) - 1)]
+
+
+def _require_even(stack: Tensor, columns: list[int]) -> None:
+    """Refuse a stack (f, q, d) whose chosen columns are not a basis of its range at every frequency."""
+    if stack.ndim == 2:
+        return
+    size = torch.linalg.vector_norm(stack, dim=-2, keepdim=True)
+    scaled = stack / size.clamp_min(1e-8 * float(size.max()))
+    if not columns:
+        left, smallest = scaled, 1.0
+    else:
+        base, upper = torch.linalg.qr(scaled[..., columns])
+        smallest = float(upper.diagonal(dim1=-2, dim2=-1).abs().min())
+        left = scaled - base @ (base.mH @ scaled)
+    if smallest < 1e-6 or float(left.abs().max()) > 1e-6:
+        raise UnevenRankError

@@ -14,7 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Activation", "Affine", "Graph", "Input", "Node", "Wire", "evaluate", "index_map", "lookup"]
+from ldlt.activations import WindowSort
+from ldlt.convolution import Spec
+
+__all__ = [
+    "Activation",
+    "Affine",
+    "Convolution",
+    "Graph",
+    "Input",
+    "Node",
+    "Wire",
+    "evaluate",
+    "index_map",
+    "lookup",
+]
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,19 @@ class Affine(Node):
 
     weight: str = ""
     bias: str | None = None
+
+
+@dataclass(frozen=True)
+class Convolution(Affine):
+    """A free affine map that is a convolution.
+
+    Attributes:
+        spec: What the layer computes.
+        kernel: Size of its kernel.
+    """
+
+    spec: Spec = Spec(0, (), (), (), 1)
+    kernel: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -188,6 +215,14 @@ class Graph:
         """Free affine maps in topological order."""
         return [n for n in self.nodes if isinstance(n, Affine)]
 
+    @property
+    def has_images(self) -> bool:
+        """Whether some tensors are images, with features that are tied to each other over positions."""
+        return any(
+            isinstance(n, Convolution) or (isinstance(n, Activation) and isinstance(n.module, WindowSort))
+            for n in self.nodes
+        )
+
     def pruned(self) -> Graph:
         """Without the values the output does not depend on."""
         needed = {self.output}
@@ -221,7 +256,8 @@ def evaluate(graph: Graph, module: nn.Module, x: Tensor) -> Tensor:
             values[node.name] = x
         elif isinstance(node, Affine):
             bias = None if node.bias is None else lookup(module, node.bias)
-            values[node.name] = F.linear(parents[0], lookup(module, node.weight), bias)
+            run = node.spec.run if isinstance(node, Convolution) else F.linear
+            values[node.name] = run(parents[0], lookup(module, node.weight), bias)
         elif isinstance(node, Activation):
             values[node.name] = node.resolve(module)(parents[0].clone())
         else:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ldlt.contraction import Contraction
 from ldlt.errors import InfeasibleError, OptionError
+from ldlt.grid import Cells, row_norms
 from ldlt.triangular import positive_qr
 
 __all__ = ["HEADS", "Head", "get_head"]
@@ -32,8 +33,8 @@ class Head(ABC):
         return gain
 
     @abstractmethod
-    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
-        """``U`` (k, n) for a free matrix (k, n)."""
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
+        """``U`` (k, n) for a free matrix (k, n); on a grid (``cells``) one of each per frequency."""
 
     @abstractmethod
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -51,7 +52,7 @@ class Joint(Head):
     def free_gain(self, gain: float, alpha: float) -> float:
         return self.contraction.free_gain(gain, alpha)
 
-    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
         return self.contraction(weight, extra).matrix
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -63,7 +64,7 @@ class Orthogonal(Head):
 
     name, joint = "orthogonal", True
 
-    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
         tall = weight.shape[-2] > weight.shape[-1]
         q, _ = positive_qr(weight if tall else weight.mH)
         return q if tall else q.mH
@@ -78,8 +79,8 @@ class Rows(Head):
 
     name, joint = "rows", False
 
-    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Tensor:
-        norm = torch.linalg.vector_norm(weight, dim=-1, keepdim=True)
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
+        norm = row_norms(weight, cells)[:, None]
         # A row of zeros stays zero: constant outputs are Lipschitz with any bound.
         return weight / torch.where(norm == 0, 1.0, norm)
 

@@ -32,7 +32,7 @@ from torch import Tensor, fx, nn
 
 from ldlt import activations
 from ldlt.errors import OptionError
-from ldlt.graph import Activation, Graph
+from ldlt.graph import Activation, Affine, Convolution, Graph
 from ldlt.trace import symbolic_trace
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
     shrink = 1 / math.sqrt(max(len(residual), 1))
     for affine in net.graph.affines:
         if affine.name not in net.plan.normalised:
-            nn.init.orthogonal_(net.module.get_parameter(affine.weight), shrink)
+            _start(affine, net.module.get_parameter(affine.weight), shrink)
     for group in [*net.plan.groups.values(), net.plan.output]:
         part = net._blueprint.head if group.is_output else net._blueprint.contraction
         best = 1.0 if group.is_output else _best_gain(net, group, depth)
@@ -79,12 +79,36 @@ def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
             best *= shrink
         for term in group.terms:
             weight = net.module.get_parameter(net.plan.weights[term.affine])
+            size = part.free_gain(gain * best, alpha) / math.sqrt(len(group.terms))
+            affine = net.graph[term.affine]
+            if isinstance(affine, Convolution):
+                _start(affine, weight, size)
+                continue
             start = torch.empty(group.size, weight.shape[1], dtype=weight.dtype, device=weight.device)
-            nn.init.orthogonal_(start, part.free_gain(gain * best, alpha) / math.sqrt(len(group.terms)))
+            nn.init.orthogonal_(start, size)
             if term.rows is None:
                 weight.copy_(start)
             else:
                 weight[list(term.rows)] = start
+
+
+def _start(affine: Affine, weight: Tensor, size: float) -> None:
+    """Fill a weight so that its map is ``size`` times (semi-)orthogonal.
+
+    A convolution gets an orthogonal matrix in its middle, as many taps as it moves between outputs, and zeros around
+    it: its transfer function is then orthogonal at every frequency.
+    """
+    if not isinstance(affine, Convolution):
+        nn.init.orthogonal_(weight, size)
+        return
+    weight.zero_()
+    spec = affine.spec
+    used = [min(k, s) for k, s in zip(affine.kernel, spec.stride, strict=True)]
+    middle = tuple(slice((k - u) // 2, (k - u) // 2 + u) for k, u in zip(affine.kernel, used, strict=True))
+    for part in weight.split(weight.shape[0] // spec.groups):
+        block = torch.empty(len(part), part.shape[1] * math.prod(used), dtype=weight.dtype, device=weight.device)
+        nn.init.orthogonal_(block, size)
+        part[(slice(None), slice(None), *middle)] = block.reshape(len(part), part.shape[1], *used)
 
 
 def _residual(plan: Plan) -> set[str]:
@@ -144,7 +168,7 @@ class _Placer(fx.Interpreter):
             source = n.args[0] if n.args else next(iter(n.kwargs.values()))
             assert isinstance(source, fx.Node)
             value = self.env[source]
-            flat = value.reshape(value.shape[0], -1).clone()
+            flat = value.reshape(value.shape[0], -1).clone()  # (samples, features)
             for group in self.groups[n.name]:
                 self._shift(group, flat)
             self.env[source] = flat.reshape(value.shape)
@@ -162,10 +186,23 @@ class _Placer(fx.Interpreter):
             v = flat[:, rows]
             wanted = _place_for(node.resolve(self.net.module), float(v.std(0).mean()), self.depth)
             delta = wanted - v.mean(0)
-            flat[:, rows] = v + delta
+            affine = graph[term.affine]
             where = slice(None) if term.rows is None else list(term.rows)
+            if isinstance(affine, Convolution):  # one bias for all pixels of a channel
+                shift = delta.new_zeros(affine.features)
+                count = shift.clone()
+                shift[where] = delta
+                count[where] = 1
+                pixels = math.prod(affine.shape[1:])
+                per_channel = shift.reshape(-1, pixels).sum(1) / count.reshape(-1, pixels).sum(1).clamp_min(1)
+                delta = per_channel.repeat_interleave(pixels)[where]
+                step = per_channel / term.scale
+                where = slice(None)
+            else:
+                step = delta / term.scale
+            flat[:, rows] = v + delta
             for module in (self.plain, self.net.module):
-                module.get_parameter(bias)[where] += (delta / term.scale).to(module.get_parameter(bias))
+                module.get_parameter(bias)[where] += step.to(module.get_parameter(bias))
             return
 
 
@@ -176,7 +213,4 @@ def _place(net: Lipschitz) -> None:
         if affine.bias is not None:
             net.module.get_parameter(affine.bias).zero_()
     x = torch.randn(_PROBE, *net.input_shape, dtype=like.dtype, device=like.device)
-    plain = copy.deepcopy(net.module).eval()
-    for name, weight in net.explicit().items():
-        plain.get_parameter(name).copy_(weight)
-    _Placer(net, plain).run(x)
+    _Placer(net, net.plain(net.explicit()).eval()).run(x)

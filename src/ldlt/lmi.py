@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from ldlt import activations
 from ldlt.block_ldlt import BlockFactors, block_ldlt
-from ldlt.graph import Activation, Affine, Graph, Input, Wire
+from ldlt.circulant import CirculantWeight
+from ldlt.graph import Activation, Affine, Convolution, Graph, Input, Wire
+from ldlt.grid import operator_norm
 
 if TYPE_CHECKING:
     from ldlt.network import Lipschitz
@@ -92,6 +94,9 @@ def from_graph(
         if isinstance(node, Input):
             values[node.name] = own[node.name].reshape(total, *node.shape)
             form += bound**2 * own[node.name] @ own[node.name].T
+        elif isinstance(node, Convolution):
+            matrix = _unrolled(node, graph[node.parents[0]].shape, weights[node.weight].detach())
+            values[node.name] = F.linear(values[node.parents[0]].flatten(1), matrix).reshape(-1, *node.shape)
         elif isinstance(node, Affine):
             values[node.name] = F.linear(values[node.parents[0]], weights[node.weight].detach().double())
         elif isinstance(node, Activation):
@@ -111,6 +116,14 @@ def from_graph(
     scale = float(torch.linalg.matrix_norm(form, 2))
     form -= y @ y.T
     return MatrixInequality((form + form.T) / 2, tuple(b.name for b in blocks), tuple(sizes), scale)
+
+
+def _unrolled(node: Convolution, inputs: tuple[int, ...], weight: Tensor) -> Tensor:
+    """The matrix (features of the output, features of the input) of a convolution."""
+    if isinstance(weight, CirculantWeight):
+        return weight.matrix().double()
+    unit = torch.eye(torch.Size(inputs).numel(), dtype=torch.float64).reshape(-1, *inputs)
+    return node.spec.run(unit, weight.double()).flatten(1).T
 
 
 def _constraint(node: Activation, module: nn.Module, v: Tensor, w: Tensor, multiplier: Tensor) -> Tensor:
@@ -144,7 +157,7 @@ def assemble(net: Lipschitz) -> MatrixInequality:
             gain = float(net._gain(found))
         elif not net._blueprint.head.joint:
             # Scaling Q by τ scales ℓ² and Λ: the joint bound is ℓ√τ with τ = ‖U‖².
-            tau = float(torch.linalg.matrix_norm(found.output, 2)) ** 2
+            tau = float(operator_norm(found.output)) ** 2
             ell, multipliers = ell * tau**0.5, {n: tau * m for n, m in multipliers.items()}
         return from_graph(net.graph, net.module, weights, multipliers, ell, gain)
 

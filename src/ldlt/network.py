@@ -15,9 +15,12 @@ from torch._subclasses import FakeTensor
 from torch.func import functional_call
 
 from ldlt import activations, initialise
+from ldlt.circulant import CirculantWeight
 from ldlt.contraction import get_contraction
 from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
-from ldlt.graph import Graph
+from ldlt.frozen import CircularConv
+from ldlt.graph import Convolution, Graph
+from ldlt.grid import Fold, Layout, operator_norm, row_norms
 from ldlt.heads import get_head
 from ldlt.plan import Group, Plan, make_plan
 from ldlt.sweep import Blueprint, Explicit, Free, sweep
@@ -54,8 +57,9 @@ class Lipschitz(nn.Module):
     map bounds its multiplier by Gershgorin's theorem).
 
     Args:
-        module: Any module that ``torch.fx`` can trace, made of ``Linear`` layers, elementwise activations,
-            ``MaxMin``/``GroupSort``, sums, scalar multiples, concatenations, slices, reshapes and constant matrices.
+        module: Any module that ``torch.fx`` can trace, made of ``Linear`` layers, convolutions with circular padding,
+            elementwise activations, ``MaxMin``/``GroupSort``, pooling over disjoint windows, shuffles, sums, scalar
+            multiples, concatenations, slices, reshapes and constant matrices.
             It becomes a part of the network (it is not copied), and its free weights are initialised anew.
         bound: ℓ > 0. With ``train_bound=True`` the start value of a trained bound.
         input_shape: Shape of one sample, without the batch dimension; an int is a vector of that size.
@@ -118,7 +122,7 @@ class Lipschitz(nn.Module):
         chosen = get_contraction(contraction, torch.finfo(like.dtype).eps)
         graph = trace(module, shape)
         if not graph.affines:
-            raise GraphError("the module has no Linear layer: there is nothing to make Lipschitz")
+            raise GraphError("the module has no Linear or convolution layer: there is nothing to make Lipschitz")
         plan = make_plan(graph, module, _joint(graph, module))
         if not plan.output.free and output == "free":
             raise GraphError(
@@ -143,13 +147,14 @@ class Lipschitz(nn.Module):
         roles: dict[str, Tensor] = {}
         if group.is_output:
             if group.free:
-                roles = self._blueprint.head.initial(group.size, alpha)
+                roles = self._blueprint.head.initial(self._count(group), alpha)
         elif group.free:
-            roles = self._blueprint.contraction.initial(group.size, alpha)
-            joint = activations.sector(self.graph[group.node].resolve(self.module)).group  # type: ignore[attr-defined]
-            roles["log_multiplier"] = torch.zeros(group.size // (joint or 1))
+            roles = self._blueprint.contraction.initial(self._count(group), alpha)
+            shared = self.plan.shared[group.name]
+            roles["log_multiplier"] = torch.zeros(group.size if shared is None else int(shared.max()) + 1)
         else:
-            roles["log_balance"] = torch.zeros(group.size)
+            shared = self.plan.shared[group.name] if group.node in self.plan.images else None
+            roles["log_balance"] = torch.zeros(group.size if shared is None else int(shared.max()) + 1)
             roles["margin"] = torch.tensor(3.0)  # θ = 0.95
         for role, value in roles.items():
             if role not in self._roles:
@@ -158,12 +163,22 @@ class Lipschitz(nn.Module):
             trained = train_multipliers or role not in ("log_multiplier", "log_balance", "margin")
             getattr(self, role)[_key(group.name)] = nn.Parameter(value, requires_grad=trained)
 
+    def _count(self, group: Group) -> int:
+        """Number of rows of a group, or of channels if its maps are convolutions."""
+        if not all(isinstance(self.graph[t.affine], Convolution) for t in group.terms):
+            return group.size
+        shape = self.graph[group.value].shape if len(self.graph[group.value].shape) > 1 else None
+        if shape is None:
+            return group.size
+        pixels = math.prod(shape[1:])
+        return len({r // pixels for r in (range(math.prod(shape)) if group.rows is None else group.rows)})
+
     def _decide(self) -> None:
         """Make the structural decisions (ranks, compression) once, at a random point in float64."""
         generator = torch.Generator().manual_seed(0)
         weights = {
             n: torch.randn(p.shape, generator=generator, dtype=torch.float64)
-            / math.sqrt(max(1, p.shape[-1] if p.ndim else 1))
+            / math.sqrt(max(1, math.prod(p.shape[1:]) if p.ndim > 1 else p.numel()))
             for n, p in self.module.named_parameters()
         }
         extra: dict[str, dict[str, Tensor]] = {g: {} for g in self._groups}
@@ -176,6 +191,7 @@ class Lipschitz(nn.Module):
         with torch.no_grad():
             module = copy.deepcopy(self.module).double().cpu()
             self._blueprint.choices.clear()
+            self._blueprint.wiring.clear()
             sweep(self._blueprint, module, free)
         self._decided = self._constants()
 
@@ -250,23 +266,23 @@ class Lipschitz(nn.Module):
     @staticmethod
     def _gain(found: Explicit) -> Tensor:
         """``1/‖F_y‖``: the factor that makes a given output satisfy the bound."""
-        return 1 / torch.linalg.matrix_norm(found.output, 2)
+        return 1 / operator_norm(found.output)
 
     # -- what is certified -------------------------------------------------------------------------------------------
 
-    def _output_map(self) -> tuple[Tensor, float]:
-        """``F_y`` (k, q) of the certified map and ℓ, in float64."""
+    def _output_map(self) -> tuple[Tensor, float, Layout | None]:
+        """``F_y`` (k, q) of the certified map, ℓ, and how the output lies on a grid, in float64."""
         with torch.no_grad():
             found = self._sweep(torch.float64)
             matrix = found.output if self.plan.output.free else found.output * self._gain(found)
-            return matrix, float(found.bound)
+            return matrix, float(found.bound), found.layout
 
     @property
     def bound(self) -> float:
         """The certified Lipschitz constant of the whole map, in the Euclidean norm."""
         if self.plan.output.free and not self._blueprint.head.joint:
-            matrix, ell = self._output_map()
-            return ell * float(torch.linalg.matrix_norm(matrix, 2))
+            matrix, ell, _ = self._output_map()
+            return ell * float(operator_norm(matrix))
         with torch.no_grad():
             return self._bound.value()
 
@@ -277,13 +293,17 @@ class Lipschitz(nn.Module):
             return self._bound.value()
 
     def output_bounds(self) -> Tensor:
-        """Constant of every single output (k,), float64."""
-        matrix, ell = self._output_map()
-        return ell * torch.linalg.vector_norm(matrix, dim=-1)
+        """Constant of every single output (k,), float64; those of an image in the order of its flattened pixels."""
+        matrix, ell, layout = self._output_map()
+        if layout is None:
+            return ell * torch.linalg.vector_norm(matrix, dim=-1)
+        return ell * Fold(layout.cells, None).vector(row_norms(matrix, layout.cells), layout.parts)
 
     def pair_bounds(self) -> Tensor:
         r"""Constant :math:`ℓ\|U'(e_c − e_j)\|` of ``y_c − y_j`` for every pair of outputs, (k, k) in float64."""
-        matrix, ell = self._output_map()
+        matrix, ell, layout = self._output_map()
+        if layout is not None:
+            matrix = Fold(layout.cells, None).both(matrix, layout.parts, (1,) * len(layout.cells))
         exact = "donot_use_mm_for_euclid_dist"  # differences, not a Gram matrix
         return ell * torch.cdist(matrix, matrix, compute_mode=exact)
 
@@ -297,14 +317,34 @@ class Lipschitz(nn.Module):
         """
         with torch.no_grad():
             found = self._sweep(torch.float64)
-            plain = copy.deepcopy(self.module)
-            for name, weight in found.weights.items():
-                target = plain.get_parameter(name)
-                target.copy_(weight)
+            plain = self.plain(found.weights)
             if self.plan.output.free:
                 return plain
             like = next(p for p in plain.parameters() if p.is_floating_point())
             return Scaled(plain, self._gain(found).to(like)).train(self.training)
+
+    def plain(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """A copy of the user's module with these explicit parameters, by name.
+
+        A convolution whose map is given as a :class:`~ldlt.circulant.CirculantWeight` becomes a
+        :class:`~ldlt.frozen.CircularConv`.
+        """
+        plain = copy.deepcopy(self.module)
+        with torch.no_grad():
+            for name, weight in weights.items():
+                target = plain.get_parameter(name)
+                if not isinstance(weight, CirculantWeight):
+                    target.copy_(weight)
+                    continue
+                path, _, _ = name.rpartition(".")
+                layer = plain.get_submodule(path)
+                bias = weights.get(f"{path}.bias", layer.bias)
+                frozen = CircularConv.of(weight, bias, target).train(layer.training)
+                if not path:  # the module is a single convolution
+                    return frozen
+                parent, _, own = path.rpartition(".")
+                setattr(plain.get_submodule(parent), own, frozen)
+        return plain
 
     def set_bound(self, bound: float) -> None:
         r"""Change ℓ, multiplying the whole network by ``bound / declared_bound``.
@@ -331,7 +371,8 @@ class Lipschitz(nn.Module):
             for term in self.plan.output.terms:
                 bias = self.graph[term.affine].bias  # type: ignore[attr-defined]
                 if bias is not None:
-                    rows = slice(None) if term.rows is None else list(term.rows)
+                    whole = term.rows is None or isinstance(self.graph[term.affine], Convolution)
+                    rows = slice(None) if whole else list(term.rows or ())
                     self.module.get_parameter(bias)[rows] *= factor
 
     @staticmethod
@@ -398,6 +439,12 @@ class Lipschitz(nn.Module):
             InfeasibleError: The matrix inequality does not hold strictly for these weights, multipliers and bound; or
                 an activation has a given map, whose multiplier is not free.
         """
+        convolutions = [a.name for a in self.graph.affines if isinstance(a, Convolution)]
+        if convolutions:
+            raise InfeasibleError(
+                f"node '{convolutions[0]}' is a convolution, whose explicit map has no kernel of the layer's size; only "
+                "networks of Linear layers can be inverted"
+            )
         bounded = [g.node for g in self.plan.groups.values() if not g.free]
         if bounded or not self.plan.output.free:
             raise InfeasibleError(
@@ -525,7 +572,7 @@ def _reference(module: nn.Module) -> Tensor:
     """A parameter that tells precision and device; refuses what factorisations cannot be done in."""
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
     if like is None:
-        raise GraphError("the module has no Linear layer: there is nothing to make Lipschitz")
+        raise GraphError("the module has no Linear or convolution layer: there is nothing to make Lipschitz")
     kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
     if not kinds <= {torch.float32, torch.float64} or len(kinds) > 1:
         raise GraphError(

@@ -5,20 +5,27 @@ of. Rows of the input that are a plain sum of free maps, each used here first, a
 map"). All other rows, such as an identity skip that goes straight into the activation, keep their map and get a
 *bounded* multiplier. Affine maps that no activation and no output normalises stay as they are: they only transport
 generators.
+
+In a graph with convolutions the plan also says on which grid of cells (``ldlt.grid``) each step is done: the finest one
+that all operations up to it commute with. Neurons that are the pixels of one channel then share a multiplier.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from ldlt import activations
 from ldlt.errors import GraphError
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
+from ldlt.grid import Cells, Layout, cell_rows, meet, natural, phases
+from ldlt.wiring import node_cells
 
-__all__ = ["FreeTerm", "Group", "Plan", "Step", "make_plan"]
+__all__ = ["FreeTerm", "Group", "Place", "Plan", "Step", "make_plan"]
 
 
 @dataclass(frozen=True)
@@ -78,22 +85,65 @@ class Step:
         group: The group that is eliminated, or None.
         joins: The activation whose groups are put together, or None.
         live: Values that are needed after this step.
+        cells: The grid it is done on (None: dense).
     """
 
     transport: str | None = None
     group: str | None = None
     joins: str | None = None
     live: tuple[str, ...] = ()
+    cells: Cells = None
+
+    @property
+    def name(self) -> str:
+        """What the step makes."""
+        return self.transport or self.group or self.joins or ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of a group lie on the grid of its step. In the dense representation there is one cell.
+
+    Attributes:
+        cells: The grid.
+        layout: Of the group's rows; None in the dense representation.
+        rows: Local features of the group's value (None: all, in order).
+        features: The features they are in the first cell (None: all, in order).
+        terms: Local rows of each term's affine map (None: all, in order).
+        shared: For each row the number of its multiplier (None: each has its own).
+    """
+
+    cells: Cells
+    layout: Layout | None
+    rows: Tensor | None
+    features: Tensor | None
+    terms: tuple[Tensor | None, ...]
+    shared: Tensor | None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The sweep: steps in order, groups by name, and the output's group."""
+    """The sweep.
+
+    Attributes:
+        steps: In order.
+        groups: By name.
+        output: The output's group.
+        weights: Affine node -> parameter name.
+        cells: The grid at the start; None if everything is dense.
+        places: Group -> where its rows lie.
+        shared: Group -> for each of its rows the number of its multiplier, or None.
+        images: Activations whose multipliers belong to channels.
+    """
 
     steps: tuple[Step, ...]
     groups: dict[str, Group]
     output: Group
-    weights: dict[str, str]  # affine node -> parameter name
+    weights: dict[str, str]
+    cells: Cells = None
+    places: dict[str, Place] = None  # type: ignore[assignment]
+    shared: dict[str, Tensor | None] = None  # type: ignore[assignment]
+    images: frozenset[str] = frozenset()
 
     def parts(self, node: str) -> tuple[list[str], list[int] | None]:
         """Groups of an activation, and the places of its features among their concatenated rows (None: in order)."""
@@ -184,13 +234,15 @@ def _ancestors(graph: Graph) -> dict[str, set[str]]:
 
 
 def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
-    """A concatenation of vectors is split into its parts; anything else is one member."""
+    """A concatenation of vectors, or of images along their channels, is split into its parts; else one member."""
     node = graph[value]
-    if not isinstance(node, Wire) or len(node.shape) != 1:
+    if not isinstance(node, Wire):
         return (value,)
     if node.role == "order" and graph[node.parents[0]].shape == node.shape:
         return _members(graph, node.parents[0], module)
-    if node.role != "rearrange" or any(len(graph[p].shape) != 1 for p in node.parents) or len(node.parents) < 2:
+    if node.role != "rearrange" or len(node.parents) < 2:
+        return (value,)
+    if any(graph[p].shape[1:] != node.shape[1:] for p in node.parents):
         return (value,)
     if sum(graph[p].features for p in node.parents) != node.features:
         return (value,)
@@ -258,9 +310,13 @@ class _Planner:
                 blocked |= present[a]
             blocked |= present[a] & (scale != scale[present[a]][0] if bool(present[a].any()) else False)
         by: dict[tuple[str, ...], list[int]] = {}
-        for row in range(n):
-            if not blocked[row]:
-                by.setdefault(tuple(a for a in origin.terms if present[a][row]), []).append(row)
+        rows = torch.nonzero(~blocked).flatten()
+        if len(rows):
+            table = torch.stack([present[a] for a in origin.terms], 1)[rows]
+            kinds, which = torch.unique(table, dim=0, return_inverse=True)
+            for k, used in enumerate(kinds.tolist()):
+                by[tuple(a for a, u in zip(origin.terms, used, strict=True) if u)] = rows[which == k].tolist()
+            by = dict(sorted(by.items(), key=lambda item: item[1][0]))
         free = []
         bounded = [int(r) for r in torch.nonzero(blocked).flatten()]
         for names, rows in by.items():
@@ -294,9 +350,11 @@ class _Planner:
         for act in self.graph.activations:
             order.ensure(act.name)
         order.need(_needs(output))
-        steps = _with_liveness(order.steps, self.graph, {g.name: g for gs in groups.values() for g in gs}, output)
+        flat = {g.name: g for gs in groups.values() for g in gs}
+        steps = _with_liveness(order.steps, self.graph, flat, output)
         weights = {a.name: a.weight for a in self.graph.affines}
-        return Plan(steps, {g.name: g for gs in groups.values() for g in gs}, output, weights)
+        plan = Plan(steps, flat, output, weights)
+        return _Grids(self.graph, self.module, plan).place()
 
     def _output(self) -> Group:
         value = self.graph.output
@@ -307,6 +365,143 @@ class _Planner:
             return Group("(output)", "(output)", value, None, (), n)
         rows, names = free[0]
         return Group("(output)", "(output)", value, None, tuple(self._term(a, origin, rows) for a in names), n)
+
+
+class _Grids:
+    """Chooses the grid of every step, and finds where the rows of the groups lie on it."""
+
+    def __init__(self, graph: Graph, module: nn.Module, plan: Plan) -> None:
+        self.graph, self.module, self.plan = graph, module, plan
+        self.cells: dict[str, Cells] = {}  # node -> finest grid of the operation
+        self.images: dict[str, tuple[int, ...] | None] = {}  # value -> the shape in which it lies on a grid
+        if graph.has_images:
+            for node in graph.nodes:
+                self._visit(node.name)
+
+    def _visit(self, name: str) -> None:
+        node = self.graph[name]
+        parents = [self.images[p] for p in node.parents]
+        image: tuple[int, ...] | None = node.shape if len(node.shape) > 1 else None
+        if isinstance(node, Wire) and node.role == "order":
+            image = parents[0]
+            self.cells[name] = None if image is None else natural(image)
+        elif isinstance(node, Wire) and node.role == "sum":
+            image = parents[0] if all(p == parents[0] for p in parents) else None
+            self.cells[name] = None if image is None else natural(image)
+        else:
+            plain = all(p == self.graph[q].shape for p, q in zip(parents, node.parents, strict=True))
+            self.cells[name] = node_cells(self.graph, self.module, node) if image and plain else None
+            image = image if self.cells[name] is not None else None
+        self.images[name] = image
+
+    def _group_cells(self, group: Group) -> Cells:
+        """The finest grid for a group."""
+        if not group.free and group.is_output:
+            image = self.images[group.value]
+            return None if image is None else natural(image)
+        cells = self.cells[group.terms[0].affine if group.free else group.node]
+        for term in group.terms:
+            cells = meet(cells, self.cells[term.affine])
+        return cells if group.is_output else meet(cells, self.cells[group.node])
+
+    def _shared(self, group: Group) -> Tensor | None:
+        """For each row of a group the number of its multiplier; None if each has its own."""
+        if group.is_output:
+            return None
+        node = self.graph[group.node]
+        assert isinstance(node, Activation)
+        groups = activations.mixed(node.resolve(self.module), node.shape)
+        if not self._tied(node):
+            owner = groups
+        else:
+            owner = torch.arange(node.shape[0]).repeat_interleave(math.prod(node.shape[1:]))
+            if groups is not None:  # channels that are mixed share one, too
+                first = torch.full((int(groups.max()) + 1,), len(owner)).scatter_reduce(0, groups, owner, "amin")
+                owner = first[groups]
+        if owner is None:
+            return None
+        return torch.unique(owner if group.rows is None else owner[list(group.rows)], return_inverse=True)[1]
+
+    def _tied(self, node: Activation) -> bool:
+        return self.graph.has_images and len(node.shape) > 1
+
+    def place(self) -> Plan:
+        """The plan with grids."""
+        plan = self.plan
+        groups = {**plan.groups, plan.output.name: plan.output}
+        shared = {name: self._shared(g) for name, g in groups.items()}
+        cells = start = self.cells.get(self.graph.input.name)
+        steps, places = [], {}
+        for step in plan.steps:
+            if cells is not None and not self._passes(step):
+                wanted = self._group_cells(groups[step.group]) if step.group else self.cells[step.name]
+                cells = meet(cells, wanted)
+            if step.group is not None:
+                places[step.group], cells = self._place(groups[step.group], cells, shared[step.group])
+            steps.append(replace(step, cells=cells))
+        cells = None if cells is None else meet(cells, self._group_cells(plan.output))
+        places[plan.output.name], _ = self._place(plan.output, cells, None)
+        images = frozenset(a.name for a in self.graph.activations if self._tied(a))
+        return replace(
+            plan, steps=tuple(steps), cells=start, places=places, shared=shared, images=images
+        )
+
+    def _passes(self, step: Step) -> bool:
+        """Whether a step only renames: it does not ask for a grid."""
+        node = self.graph.index.get(step.transport or "")
+        return isinstance(node, Wire) and node.role == "order" and self.images[node.name] is not None
+
+    def _place(self, group: Group, cells: Cells, shared: Tensor | None) -> tuple[Place, Cells]:
+        """Where a group's rows lie, on the given grid or, if they lie differently in its cells, in a single cell."""
+        if cells is not None:
+            found = self._on_grid(group, cells, shared)
+            if found is not None:
+                return found, cells
+        rows = None if group.rows is None else torch.tensor(group.rows)
+        terms = tuple(None if t.rows is None else torch.tensor(t.rows) for t in group.terms)
+        return Place(None, None, rows, rows, terms, shared), None
+
+    def _on_grid(self, group: Group, cells: tuple[int, ...], shared: Tensor | None) -> Place | None:
+        image = self.images[group.value]
+        if image is None:
+            return None
+        count = math.prod(cells)
+        cell, where = cell_rows(image, cells)
+        rows = torch.arange(len(cell)) if group.rows is None else torch.tensor(group.rows)
+        if len(rows) % count:
+            return None
+        order = torch.argsort(cell[rows], stable=True).reshape(count, -1)
+        found = _same_in_cells(cell[rows][order], where[rows][order])
+        terms = []
+        for term in group.terms:
+            used = torch.arange(len(rows)) if term.rows is None else torch.tensor(term.rows)
+            at, place = cell_rows(self.graph[term.affine].shape, cells)
+            terms.append(_same_in_cells(at[used][order], place[used][order]))
+        if found is None or any(t is None for t in terms):
+            return None
+        parts = phases(image, cells) if group.rows is None else (1,) * len(cells)
+        return Place(
+            cells,
+            Layout(cells, parts, len(found)),
+            _unless_all(found, len(cell) // count),
+            rows[order[0]],
+            tuple(
+                _unless_all(t, self.graph[term.affine].features // count)
+                for t, term in zip(terms, group.terms, strict=True)
+                if t is not None
+            ),
+            None if shared is None else shared[order[0]],
+        )
+
+
+def _same_in_cells(cell: Tensor, where: Tensor) -> Tensor | None:
+    """The local rows of tables (cells, n) with one line per cell, if they are the same in all of them."""
+    even = bool((cell == torch.arange(len(cell))[:, None]).all()) and bool((where == where[:1]).all())
+    return where[0] if even else None
+
+
+def _unless_all(rows: Tensor, count: int) -> Tensor | None:
+    return None if len(rows) == count and bool((rows == torch.arange(count)).all()) else rows
 
 
 def _needs(group: Group) -> list[str]:
@@ -365,9 +560,8 @@ def _with_liveness(steps: list[Step], graph: Graph, groups: dict[str, Group], ou
     live: set[str] = set(_needs(output))
     out: list[Step] = []
     for step, read in zip(reversed(steps), reversed(reads), strict=True):
-        made = step.transport or step.group or step.joins or ""
-        out.append(Step(step.transport, step.group, step.joins, tuple(sorted(live))))
-        live.discard(made)
+        out.append(replace(step, live=tuple(sorted(live))))
+        live.discard(step.name)
         live |= set(read)
     return tuple(reversed(out))
 

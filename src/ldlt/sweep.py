@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ldlt import activations
+from ldlt.circulant import CirculantWeight
 from ldlt.contraction import Contracted, Contraction
+from ldlt.convolution import Taps
 from ldlt.elimination import Elimination, Slopes
-from ldlt.generator import Frame, FrameChoice, Generator, combine, linear
-from ldlt.graph import Activation, Affine, Graph, Wire
+from ldlt.generator import Frame, FrameChoice, Generator, combine, linear, reduced, through
+from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
+from ldlt.grid import Cells, Layout, local
 from ldlt.heads import Head
-from ldlt.plan import FreeTerm, Group, Plan
+from ldlt.plan import Group, Place, Plan, Step
+from ldlt.wiring import local_maps
 
 __all__ = ["Blueprint", "Explicit", "Free", "sweep"]
 
 
 @dataclass
 class Blueprint:
-    """Everything about a network that is not a tensor: graph, plan, structural decisions, contraction and head."""
+    """Everything about a network that is not trained: graph, plan, structural decisions, contraction and head.
+
+    Attributes:
+        graph: The traced graph.
+        plan: What is normalised, in which order.
+        contraction: Free matrices to contractions.
+        head: Free matrix to the output contraction.
+        choices: Structural decisions by move.
+        wiring: Maps of fixed operations on grids, and the responses of convolutions, by (node, grid).
+    """
 
     graph: Graph
     plan: Plan
     contraction: Contraction
     head: Head
     choices: dict[str, FrameChoice | None] = field(default_factory=dict)
+    wiring: dict[tuple[str, Cells], Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -51,11 +67,13 @@ class Explicit:
     """The explicit form of a network.
 
     Attributes:
-        weights: Explicit matrices by parameter name (only those that differ from the free ones).
-        multipliers: Group -> ``Λ``.
+        weights: Explicit matrices by parameter name (only those that differ from the free ones); those of
+            convolutions are :class:`~ldlt.circulant.CirculantWeight`.
+        multipliers: Group -> ``Λ``, one per row of the group.
         output: ``F_y`` (k, q): the generator of the output; the constant of the map ``a·y`` is ``ℓ‖F_y' a‖``.
         bound: ℓ.
         inverse: Group -> free tensors by role, when the sweep was run backwards (see :func:`sweep`).
+        layout: How the output lies on a grid, if it does: ``output`` is then (f, k, q) with k features per cell.
     """
 
     weights: dict[str, Tensor]
@@ -63,9 +81,10 @@ class Explicit:
     output: Tensor
     bound: Tensor
     inverse: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    layout: Layout | None = None
 
 
-def _slopes(node: Activation, group: Group, module: nn.Module, like: Tensor) -> Slopes:
+def _slopes(node: Activation, place: Place, module: nn.Module, like: Tensor) -> Slopes:
     """Sector of the neurons of a group; PReLU's is a function of its current parameters."""
     sector = activations.sector(node.resolve(module))
 
@@ -75,9 +94,10 @@ def _slopes(node: Activation, group: Group, module: nn.Module, like: Tensor) -> 
         flat = value.reshape(-1).to(like)
         if len(flat) != node.features:  # one number for all, or one per channel
             flat = flat.reshape(-1, 1).expand(-1, node.features // len(flat)).reshape(-1)
-        return flat if group.rows is None else flat[list(group.rows)]
+        return flat if place.features is None else flat[place.features.to(flat.device)]
 
-    return Slopes(per_neuron(sector.center), per_neuron(sector.radius), sector.group)
+    shared = None if place.shared is None else place.shared.to(like.device)
+    return Slopes(per_neuron(sector.center), per_neuron(sector.radius), shared)
 
 
 _LARGEST_MARGIN = 0.9995  # keeps I − UU^* of a given map away from singular in float32
@@ -91,7 +111,9 @@ class _Run:
         self.batch = batch
         self.graph, self.plan = blueprint.graph, blueprint.plan
         source = self.graph.input
-        self.state = Elimination(source.name, source.shape, free.bound, blueprint.choices, blueprint.contraction.unit)
+        self.state = Elimination(
+            source.name, source.shape, free.bound, blueprint.choices, blueprint.contraction.unit, self.plan.cells
+        )
         self.weights: dict[str, Tensor] = {}  # parameter name -> explicit matrix so far
         self.multipliers: dict[str, Tensor] = {}
         self.inverse: dict[str, dict[str, Tensor]] = {}
@@ -102,7 +124,15 @@ class _Run:
     def transport(self, name: str) -> None:
         node = self.graph[name]
         parents = [self.state.live[p] for p in node.parents]
-        if isinstance(node, Affine):
+        cells = self.state.cells
+        if isinstance(node, Convolution):
+            spectrum = self._transfer(node, cells)
+            layout = Layout.of(node.shape, cells)
+            if layout is None:
+                gen = linear(lambda x: F.linear(x.flatten(1), spectrum).reshape(-1, *node.shape), parents, node.shape)
+            else:
+                gen = through(parents, [spectrum], node.shape, layout)
+        elif isinstance(node, Affine):
             weight = self.weights.get(node.weight, self.free.weights[node.weight])
             gen = linear(lambda x: F.linear(x, weight), parents, node.shape)
         else:
@@ -111,42 +141,101 @@ class _Run:
                 gen = parents[0].reshaped(node.shape)
             elif node.role == "sum":
                 gen = combine(list(zip(parents, node.scales, strict=True)), node.shape)
+            elif cells is not None:
+                gen = self._rewire(node, parents, cells)
             else:
                 gen = linear(node.bind(self.module), parents, node.shape)
         self.state.live[name] = gen
 
+    def _rewire(self, node: Wire, parents: list[Generator], cells: tuple[int, ...]) -> Generator:
+        """A fixed operation on a grid."""
+        layout = Layout.of(node.shape, cells)
+        assert layout is not None
+        maps = self.blueprint.wiring.get((node.name, cells))
+        if maps is None:
+            maps = local_maps(node, self.module, [self.graph[p].shape for p in node.parents], cells)
+            self.blueprint.wiring[node.name, cells] = maps
+        like = self.free.bound
+        used = [
+            m.to(like.device) if not (m.is_floating_point() or m.is_complex()) else m.to(like.device, _kind(m, like))
+            for m in maps
+        ]
+        return through(parents, used, node.shape, layout)
+
+    def leave_grid(self, step: Step) -> None:
+        """Make a vector from images (a mean over positions, say) before the images themselves become dense."""
+        node = self.graph[step.name]
+        assert isinstance(node, Wire)
+        parents = [self.state.live[p] for p in node.parents]
+        shapes = [self.graph[p].shape for p in node.parents]
+        gen = reduced(node.bind(self.module), parents, shapes, node.shape, self.state.noise)
+        self.state.keep([v for v in step.live if v != step.name])
+        self.state.coarsen(None, f"before {step.name}")
+        gen.sizes = self.state.sizes
+        self.state.live[step.name] = gen
+
     def join(self, name: str) -> None:
         """Put the groups of one activation together."""
-        names, places = self.plan.parts(name)
+        node = self.graph[name]
+        names, _ = self.plan.parts(name)
         parts = [self.state.live[n] for n in names]
         gen = parts[0]
-        if places is not None:
-            gen = linear(lambda *xs: torch.cat(xs, -1)[:, places], parts, (len(places),))
-        self.state.live[name] = gen.reshaped(self.graph[name].shape)
+        if len(parts) > 1:
+            rows = [self.plan.places[n].rows for n in names]
+            order = torch.cat([r for r in rows if r is not None]).argsort()
+            gen = self._sorted(parts, order.to(self.free.bound.device), node.shape)
+        self.state.live[name] = gen.reshaped(node.shape)
+
+    def _sorted(self, parts: list[Generator], order: Tensor, shape: tuple[int, ...]) -> Generator:
+        layout = Layout.of(shape, self.state.cells)
+        if layout is None:
+            return linear(lambda *xs: torch.cat(xs, -1)[:, order], parts, (len(order),))
+        maps, start = [], 0
+        for part in parts:
+            index = order - start
+            maps.append(torch.where((index >= 0) & (index < part.features), index, -1))
+            start += part.features
+        return through(parts, maps, shape, layout)
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def eliminate(self, group: Group, survivors: Sequence[str]) -> None:
         node = self.graph[group.node]
         assert isinstance(node, Activation)
-        slopes = _slopes(node, group, self.module, self.free.bound)
-        extra = self.free.extra[group.name]
+        place = self.plan.places[group.name]
+        slopes = _slopes(node, place, self.module, self.free.bound)
+        extra = dict(self.free.extra[group.name])
         if not group.free:
-            value = self.state.live[group.value].rows(None if group.rows is None else torch.tensor(group.rows))
+            rows = place.rows
+            value = self.state.live[group.value].rows(None if rows is None else rows.to(self.free.bound.device))
             margin = _LARGEST_MARGIN * torch.sigmoid(extra["margin"])
             balance = extra["log_balance"].exp()
-            self.multipliers[group.name] = self.state.given(group.name, value, slopes, balance, margin, survivors)
+            if group.node in self.plan.images:
+                assert slopes.shared is not None
+                balance = balance[slopes.shared]
+            multiplier = self.state.given(group.name, value, slopes, balance, margin, survivors, place.layout)
+            self._keep_multiplier(group, multiplier, slopes)
             return
         frame = self._frame(group, survivors)
         multiplier = extra["log_multiplier"].exp()
-        if slopes.group is not None:
-            multiplier = multiplier.repeat_interleave(slopes.group)
+        if slopes.shared is not None:
+            multiplier = multiplier[slopes.shared]
         if self.target is not None:
             multiplier = self.target.multipliers[group.name]
         contracted = self._contract(group, frame, slopes, multiplier, extra)
         lazy = self._lazy(group)
-        maps = self.state.hidden(group.name, frame, contracted, slopes, multiplier, survivors, lazy)
+        maps = self.state.hidden(
+            group.name, frame, contracted, slopes, multiplier, survivors, lazy, layout=place.layout
+        )
         self._assign(group, maps)
+        self._keep_multiplier(group, multiplier, slopes)
+
+    def _keep_multiplier(self, group: Group, multiplier: Tensor, slopes: Slopes) -> None:
+        """Remember ``Λ`` for every row of a group, from those of a cell."""
+        shared = self.plan.shared[group.name]
+        if shared is not None and slopes.shared is not None:
+            values = multiplier.new_zeros(int(shared.max()) + 1)
+            multiplier = values.index_copy(0, slopes.shared, multiplier)[shared.to(multiplier.device)]
         self.multipliers[group.name] = multiplier
 
     def _lazy(self, group: Group) -> bool:
@@ -155,23 +244,49 @@ class _Run:
             return False
         term = group.terms[0]
         plain = term.rows is None and term.scale == 1 and term.affine not in self.transported
+        plain = plain and not isinstance(self.graph[term.affine], Convolution)
         return plain and self.batch < min(group.size, self.graph[term.members[0]].features)
 
     def _frame(self, group: Group, survivors: Sequence[str]) -> Frame:
         members = [m for t in group.terms for m in t.members]
         return self.state.factor(group.name, members, survivors)
 
-    def _split(self, term: FreeTerm, matrix: Tensor) -> list[Tensor]:
+    def _taps(self, node: Convolution, cells: Cells) -> Taps:
+        """The response of a convolution's taps on a grid, found once."""
+        key = (node.name, cells)
+        if key not in self.blueprint.wiring:
+            inputs = self.graph[node.parents[0]].shape
+            self.blueprint.wiring[key] = Taps(node.spec, node.kernel, inputs, node.shape, cells)
+        found: Taps = self.blueprint.wiring[key]
+        return found
+
+    def _transfer(self, node: Convolution, cells: Cells) -> Tensor:
+        """What a convolution is on a grid: the explicit map, or the free one where it is not known yet."""
+        known = self.weights.get(node.weight)
+        if isinstance(known, CirculantWeight):
+            return known.on(cells)
+        return self._taps(node, cells)(self.free.weights[node.weight])
+
+    def _free_matrix(self, affine: str, cells: Cells) -> Tensor:
+        node = self.graph[affine]
+        weight = self.free.weights[self.plan.weights[affine]]
+        return self._taps(node, cells)(weight) if isinstance(node, Convolution) else weight
+
+    def _split(self, group: Group, term: int, matrix: Tensor) -> list[Tensor]:
         """Columns of a term's matrix by member, rows in the order of the group."""
-        matrix = matrix if term.rows is None else matrix[list(term.rows)]
-        return list(matrix.split([self.graph[m].features for m in term.members], -1))
+        place = self.plan.places[group.name]
+        rows = place.terms[term]
+        matrix = matrix if rows is None else matrix[..., rows.to(matrix.device), :]
+        members = [self.graph[m] for m in group.terms[term].members]
+        sizes = [m.features if place.cells is None else local(m.shape, place.cells) for m in members]
+        return list(matrix.split(sizes, -1))
 
     def _contract(
         self, group: Group, frame: Frame, slopes: Slopes, multiplier: Tensor, extra: Mapping[str, Tensor]
     ) -> Contracted:
         contraction = self.blueprint.contraction
         if self.target is None:
-            return contraction(self._project(group, frame), dict(extra))
+            return contraction(self._project(group, frame), self._spread_extra(group, extra))
         # Backwards: U = √2 r Λ^{1/2} C F, then the free parameters that give it.
         scale = 2**0.5 * slopes.radius * multiplier.sqrt()
         matrix = frame.multiply([scale[:, None] * x for x in self._given_maps(group, self.target)])
@@ -179,12 +294,29 @@ class _Run:
         self._remember(group, frame.lift(weight), others)
         return contraction(weight, others)
 
+    def _spread_extra(self, group: Group, extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The contraction's other parameters; a square one of channels is used at every pixel of a cell."""
+        found = dict(extra)
+        place = self.plan.places[group.name]
+        if "skew" in found and len(found["skew"]) != self._rows(group):
+            owner, pixel = _channels(group, self.graph[group.value].shape, place)
+            found["skew"] = found["skew"][owner][:, owner] * (pixel[:, None] == pixel)
+        return found
+
+    def _rows(self, group: Group) -> int:
+        layout = self.plan.places[group.name].layout
+        return group.size if layout is None else layout.features
+
     def _project(self, group: Group, frame: Frame) -> Tensor:
-        parts = [x for t in group.terms for x in self._split(t, self.free.weights[self.plan.weights[t.affine]])]
+        cells = self.plan.places[group.name].cells
+        parts = [
+            x for i, t in enumerate(group.terms) for x in self._split(group, i, self._free_matrix(t.affine, cells))
+        ]
         return frame.project(parts)
 
     def _given_maps(self, group: Group, target: Explicit) -> list[Tensor]:
-        return [t.scale * x for t in group.terms for x in self._split(t, target.weights[self.plan.weights[t.affine]])]
+        maps = [self._split(group, i, target.weights[self.plan.weights[t.affine]]) for i, t in enumerate(group.terms)]
+        return [t.scale * x for t, parts in zip(group.terms, maps, strict=True) for x in parts]
 
     def _remember(self, group: Group, weights: list[Tensor], others: dict[str, Tensor]) -> None:
         found = dict(others)
@@ -198,16 +330,24 @@ class _Run:
     def _assign(self, group: Group, maps: list[Tensor]) -> None:
         """Store the explicit rows of the group's affine maps."""
         position = 0
-        for term in group.terms:
+        place = self.plan.places[group.name]
+        for term, rows in zip(group.terms, place.terms, strict=True):
             count = len(term.members)
             matrix = torch.cat(maps[position : position + count], -1) if count > 1 else maps[position]
             if term.scale != 1:
                 matrix = matrix / term.scale
             position += count
+            node = self.graph[term.affine]
             name = self.plan.weights[term.affine]
-            if term.rows is not None:
-                base = self.weights.get(name, self.free.weights[name])
-                matrix = base.index_copy(0, torch.tensor(term.rows, device=base.device), matrix)
+            if rows is not None:
+                if isinstance(node, Convolution):
+                    base = self._transfer(node, place.cells)
+                else:
+                    base = self.weights.get(name, self.free.weights[name])
+                matrix = base.index_copy(-2, rows.to(base.device), matrix)
+            if isinstance(node, Convolution):
+                inputs = self.graph[node.parents[0]].shape
+                matrix = CirculantWeight(matrix, place.cells, node.spec, inputs, node.shape, self.free.weights[name])
             self.weights[name] = matrix
 
     # -- output ------------------------------------------------------------------------------------------------------
@@ -216,10 +356,14 @@ class _Run:
         group = self.plan.output
         if not group.free:
             return self._flat(self.state.live[group.value])
+        place = self.plan.places[group.name]
+        self.state.keep([m for t in group.terms for m in t.members])
+        self.state.coarsen(place.cells, f"before {group.name}")
         frame = self._frame(group, ())
-        head, extra = self.blueprint.head, dict(self.free.extra[group.name])
+        head, extra = self.blueprint.head, self._spread_extra(group, self.free.extra[group.name])
         if self.target is None:
-            matrix = head(self._project(group, frame), extra)
+            free = self._project(group, frame)
+            matrix = head(free, extra) if place.cells is None else head(free, extra, place.cells)
         else:
             wanted = frame.multiply(self._given_maps(group, self.target))
             weight, others = head.invert(wanted, extra)
@@ -231,10 +375,15 @@ class _Run:
     @staticmethod
     def _flat(gen: Generator) -> Tensor:
         """``F_y`` (k, q)."""
-        return torch.cat([gen.flat(b) for b in gen.blocks], 0).mH
+        return torch.cat([gen.flat(b) for b in gen.blocks], -2).mH
 
     def run(self) -> Explicit:
         for step in self.plan.steps:
+            if step.cells != self.state.cells:
+                if step.cells is None and self._leaves_grid(step):
+                    self.leave_grid(step)
+                    continue
+                self.state.coarsen(step.cells, f"before {step.name}")
             if step.transport is not None:
                 self.transport(step.transport)
             elif step.group is not None:
@@ -243,7 +392,25 @@ class _Run:
                 self.join(step.joins)
             self.state.keep(step.live)
         output = self.finish()
-        return Explicit(self.weights, self.multipliers, output, self.free.bound, self.inverse)
+        group = self.plan.output
+        layout = self.plan.places[group.name].layout if group.free else self.state.live[group.value].layout
+        return Explicit(self.weights, self.multipliers, output, self.free.bound, self.inverse, layout)
+
+    def _leaves_grid(self, step: Step) -> bool:
+        """Whether a step makes a vector from images by a fixed operation."""
+        node = self.graph.index.get(step.transport or "")
+        return isinstance(node, Wire) and node.role in ("linear", "rearrange") and len(node.shape) == 1
+
+
+def _kind(constant: Tensor, like: Tensor) -> torch.dtype:
+    return like.dtype.to_complex() if constant.is_complex() else like.dtype
+
+
+def _channels(group: Group, shape: tuple[int, ...], place: Place) -> tuple[Tensor, Tensor]:
+    """Channel (counted through those of the group) and pixel of every row of a cell."""
+    pixels = math.prod(shape[1:])
+    features = torch.arange(math.prod(shape)) if place.features is None else place.features
+    return torch.unique(features // pixels, return_inverse=True)[1], features % pixels
 
 
 def sweep(

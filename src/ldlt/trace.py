@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ldlt import activations
+from ldlt.convolution import Spec
 from ldlt.errors import GraphError, LdltError, ShapeError, SlopeError, UnsupportedOpError
-from ldlt.graph import BATCH, Activation, Affine, Attr, Graph, Input, Node, Ref, Wire, evaluate, index_map
+from ldlt.frozen import CircularConv
+from ldlt.graph import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire, evaluate, index_map
 
 __all__ = ["symbolic_trace", "trace"]
 
@@ -90,9 +92,98 @@ _HINTS: list[tuple[tuple[type, ...], str]] = [
     ),
     (
         (nn.modules.conv._ConvNd,),
-        "convolutions are not supported yet; use Linear layers, or flatten first",
+        "only the convolutions of torch.nn themselves are known, not subclasses; use nn.Conv2d",
+    ),
+    (
+        (nn.modules.pooling._MaxPoolNd,),
+        "only nn.MaxPool1d, nn.MaxPool2d and nn.MaxPool3d themselves are known, not subclasses",
+    ),
+    (
+        (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.FractionalMaxPool2d),
+        "use nn.MaxPool2d with windows that do not overlap, or nn.AdaptiveAvgPool2d",
+    ),
+    (
+        (nn.LPPool1d, nn.LPPool2d),
+        "use nn.AvgPool2d, or nn.MaxPool2d with windows that do not overlap",
+    ),
+    (
+        (nn.modules.padding._ConstantPadNd, nn.modules.padding._ReflectionPadNd, nn.modules.padding._ReplicationPadNd),
+        "padding with a constant or with copies treats the border unlike the rest of the image; use "
+        "padding_mode='circular' in the convolution",
     ),
 ]
+
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_MAX_POOL = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+
+
+def _fixed_image_operation(sub: nn.Module) -> tuple[Any, tuple[Any, ...], str] | None:
+    """Function, further arguments and role of a layer that is a fixed linear operation on images."""
+    layer = cast(Any, sub)
+    if type(sub) is nn.PixelShuffle:
+        return F.pixel_shuffle, (layer.upscale_factor,), "rearrange"
+    if type(sub) is nn.PixelUnshuffle:
+        return F.pixel_unshuffle, (layer.downscale_factor,), "rearrange"
+    if type(sub) is nn.AvgPool1d:
+        return F.avg_pool1d, (layer.kernel_size, layer.stride, layer.padding, layer.ceil_mode), "linear"
+    if type(sub) in (nn.AvgPool2d, nn.AvgPool3d):
+        run = F.avg_pool2d if type(sub) is nn.AvgPool2d else F.avg_pool3d
+        options = (layer.count_include_pad, layer.divisor_override)
+        return run, (layer.kernel_size, layer.stride, layer.padding, layer.ceil_mode, *options), "linear"
+    for kind, run in (
+        (nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d),
+        (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d),
+        (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d),
+    ):
+        if type(sub) is kind:
+            return run, (layer.output_size,), "linear"
+    if type(sub) in (nn.Upsample, nn.UpsamplingNearest2d):
+        role = "rearrange" if layer.mode in ("nearest", "nearest-exact") else "linear"
+        scale = layer.scale_factor if layer.size is None else None
+        return F.interpolate, (layer.size, scale, layer.mode, layer.align_corners), role
+    return None
+
+
+def _add_bias(x: Tensor, bias: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Add one number per channel."""
+    return x + bias.reshape(-1, *(1,) * (len(shape) - 1))
+
+
+def _why_not_periodic(sub: nn.Conv2d, spec: Spec, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> str:
+    """Why a convolution does not commute with shifts of the image, and what to write instead."""
+    kind = type(sub).__name__
+    kernel = tuple(sub.weight.shape[2:])
+    if spec.transposed:
+        return (
+            f"a transposed convolution with kernel {kernel} and stride {spec.stride} pads with zeros at the border; use "
+            f"{kind}(…, kernel_size={spec.stride}, stride={spec.stride}), or a convolution with padding_mode='circular' and "
+            "nn.PixelShuffle"
+        )
+    if any(n % s for n, s in zip(inputs[1:], spec.stride, strict=True)):
+        return (
+            f"the stride {spec.stride} does not divide the image's size {inputs[1:]}, so that its shifts do not fit; crop or "
+            "resize the image"
+        )
+    reach = [d * (k - 1) for d, k in zip(spec.dilation, kernel, strict=True)]
+    wanted = (
+        f"padding={tuple(r // 2 for r in reach)}" if all(r % 2 == 0 for r in reach) else "padding='same'"
+    )
+    if spec.mode == "circular":
+        return (
+            f"it turns an image of size {inputs[1:]} into one of size {outputs[1:]}, so that shifts of one are not shifts of "
+            f"the other; use {wanted}, padding_mode='circular' (with an odd kernel, if there is a stride)"
+        )
+    return (
+        f"padding_mode='{spec.mode}' with this padding treats the border unlike the rest of the image, so that the layer is "
+        f"not a convolution on a periodic grid; use {wanted}, padding_mode='circular'"
+    )
 
 
 class _Tracer(fx.Tracer):
@@ -104,7 +195,7 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = activations.is_activation(m)
+        known = activations.is_activation(m) or isinstance(m, CircularConv)
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -248,6 +339,7 @@ class _Builder:
         self.alias: dict[fx.Node, str] = {}  # fx node -> value name
         self.tuples: dict[fx.Node, Any] = {}  # tuple-valued nodes, resolved at getitem
         self.used: dict[int, str] = {}  # parameter -> the affine node that uses it
+        self.mixing: list[str] = []  # activations that mix entries of features that are no vectors
 
     def build(self, input_shape: tuple[int, ...]) -> Graph:
         output: str | None = None
@@ -267,7 +359,8 @@ class _Builder:
         assert output is not None
         graph = Graph(tuple(self.nodes.values()), output).pruned()
         self._refuse_double_use(graph)
-        if len(graph[output].shape) != 1:
+        self._refuse_mixing(graph)
+        if len(graph[output].shape) != 1 and not graph.has_images:
             raise GraphError(
                 f"the output must have shape (batch, k), not (batch, {', '.join(map(str, graph[output].shape))}): "
                 "flatten it"
@@ -431,11 +524,20 @@ class _Builder:
                 self._given(node, source, prefix + "weight", None if sub.bias is None else prefix + "bias")
                 return
             self._affine(node, source, sub.weight, prefix + "weight", sub.bias, prefix + "bias")
+        elif type(sub) in _CONVOLUTIONS:
+            self._convolution(node, cast(nn.Conv2d, sub), f"{path}.")
+        elif type(sub) in _MAX_POOL:
+            self._max_pool(node, cast(nn.MaxPool2d, sub))
+        elif (fixed := _fixed_image_operation(sub)) is not None:
+            run, rest, role = fixed
+            source = self._single(node)
+            self._add(node, Wire(node.name, self._shape(node), (source,), target=run, args=(Ref(0), *rest), role=role))
         elif isinstance(sub, _ORDER_MODULES):
             # Dropout is the identity of the certificate: it is off in evaluation.
             self._add(node, Wire(node.name, self._shape(node), (self._single(node),), role="order"))
         elif activations.is_activation(sub):
-            self._activation(node, Activation(node.name, self._shape(node), (self._single(node),), path=path), sub)
+            own: dict[str, Any] = {"module": sub} if isinstance(sub, activations.WindowSort) else {"path": path}
+            self._activation(node, Activation(node.name, self._shape(node), (self._single(node),), **own), sub)
         else:
             self._refuse_module(node, sub)
 
@@ -469,8 +571,20 @@ class _Builder:
                 "weights); "
                 "flatten the features first",
             )
+        self._own(node, [(weight, name), (bias, bias_name)])
+        if weight.shape[0] == 0 or weight.shape[1] == 0:
+            raise UnsupportedOpError(node.name, "the layer has no features")
+        self._add(
+            node,
+            Affine(node.name, self._shape(node), (source,), weight=name, bias=None if bias is None else bias_name),
+        )
+
+    def _own(self, node: fx.Node, tensors: list[tuple[Tensor | None, str]]) -> None:
+        """Refuse parameters that are shared or not plain."""
         known = {n for n, _ in self.module.named_parameters()}
-        for tensor, path in [(weight, name)] if bias is None else [(weight, name), (bias, bias_name)]:
+        for tensor, path in tensors:
+            if tensor is None:
+                continue
             if path not in known:
                 raise UnsupportedOpError(
                     node.name,
@@ -485,11 +599,64 @@ class _Builder:
                     "supported: give each use its own layer",
                 )
             self.used[id(tensor)] = node.name
-        if weight.shape[0] == 0 or weight.shape[1] == 0:
-            raise UnsupportedOpError(node.name, "the layer has no features")
+
+    def _convolution(self, node: fx.Node, sub: nn.Conv2d, prefix: str) -> None:
+        """A convolution: a free map, or a fixed one if its weight is frozen."""
+        source = self._single(node)
+        spec, kernel = Spec.of(sub), tuple(sub.weight.shape[2:])
+        inputs, outputs = self.nodes[source].shape, self._shape(node)
+        if len(inputs) != spec.dims + 1:
+            raise UnsupportedOpError(
+                node.name, f"features must have shape (channels, {'size, ' * spec.dims}) here, not {inputs}"
+            )
+        if math.prod(inputs[1:]) > 1 and spec.cells(kernel, inputs, outputs) is None:
+            raise UnsupportedOpError(node.name, _why_not_periodic(sub, spec, inputs, outputs))
+        bias = None if sub.bias is None else prefix + "bias"
+        if not sub.weight.requires_grad:
+            name = node.name if bias is None else f"{node.name}__map"
+            self._add(node, Wire(name, outputs, (source,), target=spec.run, args=(Ref(0), Attr(prefix + "weight"))))
+            if bias is not None:
+                args = (Ref(0), Attr(bias), outputs)
+                self._add(
+                    node, Wire(node.name, outputs, (name,), target=_add_bias, args=args, role="sum", scales=(1.0,))
+                )
+            return
+        self._own(node, [(sub.weight, prefix + "weight"), (sub.bias, bias or "")])
         self._add(
             node,
-            Affine(node.name, self._shape(node), (source,), weight=name, bias=None if bias is None else bias_name),
+            Convolution(
+                node.name, outputs, (source,), weight=prefix + "weight", bias=bias, spec=spec, kernel=kernel
+            ),
+        )
+
+    def _max_pool(self, node: fx.Node, sub: nn.MaxPool2d) -> None:
+        """Max-pooling over disjoint windows: sort each window, keep the first."""
+        source = self._single(node)
+        shape = self.nodes[source].shape
+        dims = len(shape) - 1
+
+        def each(value: Any) -> tuple[int, ...]:
+            return (int(value),) * dims if isinstance(value, int) else tuple(int(v) for v in value)
+
+        window, stride = each(sub.kernel_size), each(sub.stride)
+        if sub.return_indices:
+            raise UnsupportedOpError(node.name, "indices are not a continuous function of the input")
+        if window != stride or any(each(sub.padding)) or any(d != 1 for d in each(sub.dilation)):
+            raise UnsupportedOpError(
+                node.name,
+                "max-pooling over windows that overlap, or with padding or dilation, reads entries more than once; use "
+                f"windows that do not overlap: {type(sub).__name__}({sub.kernel_size})",
+            )
+        if any(n % w for n, w in zip(shape[1:], window, strict=True)):
+            raise UnsupportedOpError(
+                node.name, f"windows of {window} do not divide the image's size {shape[1:]}; crop or resize the image"
+            )
+        name = f"{node.name}__sort"
+        self.nodes[name] = Activation(name, shape, (source,), module=activations.WindowSort(window))
+        steps = tuple(slice(None, None, w) for w in window)
+        args = (Ref(0), (slice(None), slice(None), *steps))
+        self._add(
+            node, Wire(node.name, self._shape(node), (name,), target=operator.getitem, args=args, role="rearrange")
         )
 
     def _given(self, node: fx.Node, source: str, weight: str, bias: str | None = None) -> None:
@@ -509,12 +676,21 @@ class _Builder:
         except LdltError as error:
             raise UnsupportedOpError(node.name, str(error)) from error
         if sector.group is not None and len(shape) != 1:
-            raise UnsupportedOpError(
-                node.name,
-                f"{type(sub).__name__} on features of shape {shape} mixes entries that are not neighbours; flatten "
-                "first",
-            )
+            self.mixing.append(node.name)
         self._add(node, value)
+
+    def _refuse_mixing(self, graph: Graph) -> None:
+        """Groups of channels are sorted at every position of an image; elsewhere only vectors are."""
+        for name in self.mixing:
+            if graph.has_images or name not in graph.index:
+                continue
+            found = graph[name]
+            assert isinstance(found, Activation)
+            raise UnsupportedOpError(
+                name,
+                f"{type(found.resolve(self.module)).__name__} on features of shape {found.shape} mixes entries that are "
+                "not neighbours; flatten first",
+            )
 
     # -- functions and methods ---------------------------------------------------------------------------------------
 

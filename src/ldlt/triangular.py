@@ -98,8 +98,8 @@ class _Contract(_Function):
     def forward(weight: Tensor, alpha: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         gram = weight @ weight.mH
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        used = alpha + SHARE * unit * diagonal.real.sum(-1)
-        diagonal.add_(used if used.ndim == gram.ndim - 1 else used[..., None])
+        used = alpha + SHARE * unit * diagonal.real.sum(-1).amax()  # one for all matrices of a stack
+        diagonal.add_(used)
         _factor_in_place(gram)
         frame = torch.zeros_like(used.reshape(-1)[0], dtype=gram.dtype).expand(gram.shape)
         contraction = _solve(gram, weight, False)
@@ -264,7 +264,8 @@ class _Scale(_Function):
         grad_rows = grad_columns = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             share = (grad * output.conj()).real
-            grad_rows, grad_columns = share.sum(-1) / rows, share.sum(-2) / columns
+            grad_rows = share.sum(-1).sum_to_size(rows.shape) / rows
+            grad_columns = share.sum(-2).sum_to_size(columns.shape) / columns
         return scale_both(grad, rows, columns), grad_rows, grad_columns
 
 
@@ -306,8 +307,8 @@ def gram_cholesky(weight: Tensor, alpha: Tensor, unit: float | None = None) -> C
     """``U = M^{-1} W`` and ``M`` with ``M M^* = diag(alpha) + W W^*``.
 
     Args:
-        weight: (..., n, k), real or complex.
-        alpha: Positive scalar (shape ``()``) or vector (n,), real.
+        weight: (n, k) or a stack (..., n, k), real or complex.
+        alpha: Positive scalar (shape ``()``) or, for a single matrix, vector (n,), real.
         unit: Rounding unit that the share of ``‖W‖²_F`` in α is measured in; that of ``weight`` by default. It is part
             of the map: whoever evaluates it in another precision must keep it.
     """

@@ -1,0 +1,178 @@
+r"""Convolutions as free maps: what a layer computes, and its transfer function on a grid.
+
+Every convolution of PyTorch, strided, dilated, grouped or transposed, is linear in its taps. On a grid that it commutes
+with (``ldlt.grid``) its transfer function is therefore
+
+.. math:: T(k)_{(o, p), (i, p')} = \sum_t W_{o i t}\, E_t(k)_{p p'} ,
+
+with ``o``, ``i`` channels, ``p``, ``p'`` pixels of a cell and ``E_t`` the response of tap ``t`` alone. ``E`` is found once
+by running the layer's own operation on unit impulses; the transfer function is then one small matrix product.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ldlt.grid import Cells, from_cells, meet, natural, phases, to_cells, transfer
+
+__all__ = ["Spec", "Taps", "commutes"]
+
+_RUN: dict[tuple[int, bool], Any] = {
+    (1, False): F.conv1d,
+    (2, False): F.conv2d,
+    (3, False): F.conv3d,
+    (1, True): F.conv_transpose1d,
+    (2, True): F.conv_transpose2d,
+    (3, True): F.conv_transpose3d,
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The arguments of a convolution, apart from its tensors.
+
+    Attributes:
+        dims: Number of spatial dimensions.
+        stride: Stride, per dimension.
+        padding: Padding with zeros, per dimension, or ``"same"``/``"valid"``.
+        dilation: Distance between taps, per dimension.
+        groups: Number of groups.
+        transposed: Whether it is a transposed convolution.
+        output_padding: Of a transposed convolution, per dimension.
+        mode: ``"zeros"``, or the mode of ``F.pad`` that is applied before.
+        border: Amounts for ``F.pad``; empty for zeros.
+    """
+
+    dims: int
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+    mode: str = "zeros"
+    border: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Spec:
+        """The arguments of a convolution layer of PyTorch."""
+        layer = cast(Any, module)
+        padded = layer.padding_mode != "zeros"
+        return cls(
+            dims=layer.weight.ndim - 2,
+            stride=tuple(layer.stride),
+            padding=layer.padding if isinstance(layer.padding, str) else tuple(layer.padding),
+            dilation=tuple(layer.dilation),
+            groups=layer.groups,
+            transposed=bool(layer.transposed),
+            output_padding=tuple(layer.output_padding),
+            mode=layer.padding_mode,
+            border=tuple(layer._reversed_padding_repeated_twice) if padded else (),
+        )
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int | None = None) -> Tensor:
+        """What the layer computes for x (batch, c_in, *spatial)."""
+        groups = self.groups if groups is None else groups
+        call = _RUN[self.dims, self.transposed]
+        if self.transposed:
+            return call(x, weight, bias, self.stride, self.padding, self.output_padding, groups, self.dilation)
+        if self.mode == "zeros":
+            return call(x, weight, bias, self.stride, self.padding, self.dilation, groups)
+        return call(F.pad(x, self.border, mode=self.mode), weight, bias, self.stride, 0, self.dilation, groups)
+
+    def crop(self, x: Tensor, spatial: tuple[int, ...]) -> Tensor:
+        """Undo the padding that the layer has applied to x before it calls the convolution."""
+        if not self.border:
+            return x
+        low = self.border[::2][::-1]  # F.pad counts dimensions from the last one
+        return x[(..., *(slice(a, a + n) for a, n in zip(low, spatial, strict=True)))]
+
+    def taps(self, weight: Tensor) -> Tensor:
+        """The weight of a layer as (c_out, c_in, taps), with zeros between groups."""
+        g = self.groups
+        if self.transposed:  # (c_in, c_out/g, *k)
+            split = weight.reshape(g, weight.shape[0] // g, weight.shape[1], -1).transpose(1, 2)
+        else:  # (c_out, c_in/g, *k)
+            split = weight.reshape(g, weight.shape[0] // g, weight.shape[1], -1)
+        if g == 1:
+            return split[0]
+        eye = torch.eye(g, dtype=weight.dtype, device=weight.device)
+        wide = split[:, :, None] * eye[:, None, :, None, None]  # (g, c_out/g, g, c_in/g, t)
+        return wide.reshape(g * split.shape[1], g * split.shape[2], -1)
+
+    def cells(self, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Cells:
+        """The grid the convolution lives on, from the shapes (c, *spatial); None if it commutes with no shift."""
+        weight = torch.rand(1, 1, *kernel, dtype=torch.float64)
+        grid = meet(natural(inputs), natural(outputs))
+        return grid if commutes(lambda x: self.run(x, weight, groups=1), grid, [(1, *inputs[1:])]) else None
+
+
+def commutes(function: Any, cells: Cells, shapes: list[tuple[int, ...]]) -> bool:
+    """Whether a linear function of batches commutes with shifts by whole cells, tried on random numbers."""
+    if cells is None:
+        return True
+
+    def shift(x: Tensor, dim: int) -> Tensor:
+        return x.roll(x.shape[dim + 2] // cells[dim], dim + 2)
+
+    generator = torch.Generator().manual_seed(0)
+    xs = [torch.randn(2, *s, generator=generator, dtype=torch.float64) for s in shapes]
+    with torch.no_grad():
+        y = function(*xs)
+        for dim in range(len(cells)):
+            moved = function(*(shift(x, dim) for x in xs))
+            if not torch.allclose(moved, shift(y, dim), rtol=1e-10, atol=1e-10 * float(1 + y.abs().max())):
+                return False
+    return True
+
+
+class Taps:
+    """The transfer function of a convolution on one grid, as a function of its weight.
+
+    Args:
+        spec: What the layer computes.
+        kernel: Size of the kernel.
+        inputs: Shape (c_in, *spatial).
+        outputs: Shape (c_out, *spatial).
+        cells: The grid.
+    """
+
+    def __init__(
+        self, spec: Spec, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...], cells: Cells
+    ) -> None:
+        self.spec, self.cells = spec, cells
+        grid = (1,) * spec.dims if cells is None else cells
+        self.inner, self.outer = math.prod(phases(inputs, cells)), math.prod(phases(outputs, cells))
+        count = math.prod(kernel)
+        start = torch.zeros(self.inner, self.inner, *grid, dtype=torch.float64)
+        start[(..., *(0,) * spec.dims)] = torch.eye(self.inner, dtype=torch.float64)
+        each = torch.eye(count, dtype=torch.float64).reshape(count, 1, *kernel)  # one output channel per tap
+        each = each.transpose(0, 1) if spec.transposed else each
+        with torch.no_grad():
+            y = spec.run(from_cells(start, (1, *inputs[1:])), each, groups=1)  # (p', t, *spatial)
+            response = transfer(to_cells(y, grid), cells)  # (f, p', t p)
+        response = response.reshape(-1, self.inner, count, self.outer).permute(0, 3, 1, 2)
+        self.response = response.reshape(-1, count)  # (f p p', t)
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """``T`` (f, m_out, m_in) of the layer's weight."""
+        taps = self.spec.taps(weight)
+        out, inp, _ = taps.shape
+        response = self.response.to(weight.device)
+        columns = taps.reshape(out * inp, -1).mT
+        if self.cells is None:
+            found = response.to(weight.dtype) @ columns
+        else:
+            found = torch.complex(response.real.to(weight.dtype) @ columns, response.imag.to(weight.dtype) @ columns)
+        if self.inner == self.outer == 1:
+            found = found.reshape(-1, out, inp)
+        else:
+            found = found.reshape(-1, self.outer, self.inner, out, inp).permute(0, 3, 1, 4, 2)
+            found = found.reshape(-1, out * self.outer, inp * self.inner)
+        return found[0] if self.cells is None else found

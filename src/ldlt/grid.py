@@ -1,0 +1,307 @@
+r"""Signals on a periodic grid of cells, and operators that commute with its shifts.
+
+An image ``(c, h, w)`` is read as a signal on a grid of ``(g_1, g_2)`` *cells*, where ``g_1`` divides ``h`` and ``g_2``
+divides ``w``: each cell holds ``m = c · h/g_1 · w/g_2`` *local* features, ordered as (channel, row in the cell, column
+in the cell). On the grid ``(h, w)`` a cell is a pixel; on the grid ``(1, 1)`` the whole image is one cell and its local
+features are the flattened image. A linear operator that commutes with shifts by whole cells,
+
+.. math:: y[i] = \sum_j K[i - j]\, x[j], \qquad \hat y(k) = T(k)\, \hat x(k), \qquad T(k) = \sum_d K[d]
+          e^{-2\pi\mathrm{i}\langle k, d/g\rangle} ,
+
+is one complex matrix ``T(k)`` per frequency, its *transfer function* (f, m_out, m_in); ``K`` is real, so half of the
+frequencies (those of ``rfftn``) tell everything. Products, adjoints and inverses of operators are those of the matrices,
+and by Parseval's theorem the norm of the operator is the largest norm of its matrices.
+
+A signal on a fine grid is one on any coarser grid, with more local features. :class:`Fold` takes transfer functions from
+one to the other. A grid of one cell has a single, real frequency: its operators are written as plain matrices without
+the leading dimension. That is the representation of vectors, called *dense* (cells ``None``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Cells",
+    "Fold",
+    "Layout",
+    "apply",
+    "cell_rows",
+    "from_cells",
+    "kernel",
+    "local",
+    "meet",
+    "natural",
+    "operator_norm",
+    "phases",
+    "row_norms",
+    "to_cells",
+    "transfer",
+]
+
+Cells = tuple[int, ...] | None
+"""Number of cells along each dimension; None for a single cell."""
+
+
+def natural(shape: tuple[int, ...]) -> Cells:
+    """The finest grid of a tensor of that shape: its pixels, or one cell for a vector."""
+    return _grid(shape[1:])
+
+
+def _grid(cells: tuple[int, ...]) -> Cells:
+    return cells if math.prod(cells) > 1 else None
+
+
+def meet(first: Cells, second: Cells) -> Cells:
+    """The finest grid that is coarser than both."""
+    if first is None or second is None or len(first) != len(second):
+        return None
+    return _grid(tuple(math.gcd(a, b) for a, b in zip(first, second, strict=True)))
+
+
+def phases(shape: tuple[int, ...], cells: Cells) -> tuple[int, ...]:
+    """Pixels of a cell along each dimension, for a tensor (c, *spatial)."""
+    return shape[1:] if cells is None else tuple(n // g for n, g in zip(shape[1:], cells, strict=True))
+
+
+def local(shape: tuple[int, ...], cells: Cells) -> int:
+    """Number of local features of a tensor (c, *spatial)."""
+    return shape[0] * math.prod(phases(shape, cells))
+
+
+def to_cells(x: Tensor, cells: tuple[int, ...]) -> Tensor:
+    """(b, c, *spatial) to (b, m, *cells)."""
+    d, parts = len(cells), phases(tuple(x.shape[1:]), cells)
+    if all(p == 1 for p in parts):
+        return x
+    split = [n for pair in zip(cells, parts, strict=True) for n in pair]
+    order = [0, 1, *range(3, 3 + 2 * d, 2), *range(2, 2 + 2 * d, 2)]
+    return x.reshape(*x.shape[:2], *split).permute(order).reshape(x.shape[0], -1, *cells)
+
+
+def from_cells(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """(b, m, *cells) to (b, *shape): the inverse of :func:`to_cells`."""
+    cells = tuple(x.shape[2:])
+    d, parts = len(cells), phases(shape, cells)
+    if all(p == 1 for p in parts):
+        return x.reshape(-1, *shape)
+    order = [0, 1, *(i for j in range(d) for i in (2 + d + j, 2 + j))]
+    return x.reshape(x.shape[0], shape[0], *parts, *cells).permute(order).reshape(-1, *shape)
+
+
+def cell_rows(shape: tuple[int, ...], cells: Cells) -> tuple[Tensor, Tensor]:
+    """Cell and local index of every feature of a tensor, (features,) each."""
+    count = math.prod(shape)
+    if cells is None:
+        return torch.zeros(count, dtype=torch.long), torch.arange(count)
+    labels = to_cells(torch.arange(count).reshape(1, *shape), cells).reshape(local(shape, cells), -1)
+    place = torch.empty(count, dtype=torch.long)
+    where = torch.empty(count, dtype=torch.long)
+    rows, columns = torch.meshgrid(torch.arange(labels.shape[0]), torch.arange(labels.shape[1]), indexing="ij")
+    place[labels.reshape(-1)] = columns.reshape(-1)
+    where[labels.reshape(-1)] = rows.reshape(-1)
+    return place, where
+
+
+def transfer(kernels: Tensor, cells: Cells) -> Tensor:
+    """``T`` (f, a, b) of kernels ``K`` (a, b, *cells); (a, b) for a single cell."""
+    if cells is None:
+        return kernels.reshape(kernels.shape[:2])
+    found = torch.fft.rfftn(kernels, dim=tuple(range(2, kernels.ndim)))
+    return found.flatten(2).permute(2, 0, 1)
+
+
+def kernel(spectrum: Tensor, cells: tuple[int, ...]) -> Tensor:
+    """``K`` (a, b, *cells) of a transfer function (f, a, b)."""
+    half = (*cells[:-1], cells[-1] // 2 + 1)
+    stacked = spectrum.permute(1, 2, 0).reshape(*spectrum.shape[1:], *half)
+    return torch.fft.irfftn(stacked, s=cells, dim=tuple(range(2, 2 + len(cells))))
+
+
+def apply(spectrum: Tensor, x: Tensor, cells: Cells, shape: tuple[int, ...]) -> Tensor:
+    """The operator ``T`` (f, m_out, m_in) on a batch of tensors (b, *in_shape); the result is (b, *shape)."""
+    if cells is None:
+        return (x.flatten(1) @ spectrum.mT).reshape(-1, *shape)
+    dims = tuple(range(2, 2 + len(cells)))
+    frequencies = torch.fft.rfftn(to_cells(x, cells), dim=dims)
+    half = frequencies.shape[2:]
+    y = frequencies.flatten(2).permute(2, 0, 1) @ spectrum.mT
+    y = y.permute(1, 2, 0).reshape(y.shape[1], y.shape[2], *half)
+    return from_cells(torch.fft.irfftn(y, s=cells, dim=dims), shape)
+
+
+def operator_norm(spectrum: Tensor) -> Tensor:
+    """Norm of the operator: the largest over frequencies."""
+    return torch.linalg.matrix_norm(spectrum, 2).amax()
+
+
+def row_norms(spectrum: Tensor, cells: Cells) -> Tensor:
+    """Euclidean norms of the rows of the operator, (m_out,): one for all cells."""
+    if cells is None:
+        return torch.linalg.vector_norm(spectrum, dim=-1)
+    energy = spectrum.abs().square().sum(-1) * _weights(cells).to(spectrum.device, spectrum.real.dtype)[:, None]
+    return energy.sum(0).sqrt()
+
+
+@lru_cache
+def _weights(cells: tuple[int, ...]) -> Tensor:
+    """How often each frequency of the half spectrum occurs in the full one, over the number of cells, (f,)."""
+    last = cells[-1]
+    twice = torch.full((last // 2 + 1,), 2.0, dtype=torch.float64)
+    twice[0] = 1
+    if last % 2 == 0:
+        twice[-1] = 1
+    return (twice / math.prod(cells)).repeat(math.prod(cells[:-1]))
+
+
+@lru_cache
+def _fold_index(fine: int, coarse: int) -> Tensor:
+    """``(D s + p − p') mod g`` for (p, p', D): where the fine kernel holds the coarse one's entries."""
+    s = fine // coarse
+    p = torch.arange(s)
+    return (torch.arange(coarse)[None, None, :] * s + p[:, None, None] - p[None, :, None]) % fine
+
+
+@lru_cache
+def _unfold_index(fine: int, coarse: int) -> tuple[Tensor, Tensor]:
+    """``p'`` and ``D`` with ``d = D s − p'`` for every fine distance d."""
+    s = fine // coarse
+    d = torch.arange(fine)
+    p = (-d) % s
+    return p, (d + p) // s % coarse
+
+
+@dataclass(frozen=True)
+class Fold:
+    """From a fine grid to a coarser one.
+
+    A cell of the coarse grid consists of ``P = Π s_i`` fine ones, ``s_i = fine_i / coarse_i``.
+
+    Attributes:
+        fine: The fine grid.
+        coarse: The coarse one.
+    """
+
+    fine: tuple[int, ...]
+    coarse: Cells
+
+    @property
+    def _target(self) -> tuple[int, ...]:
+        return (1,) * len(self.fine) if self.coarse is None else self.coarse
+
+    @property
+    def ratio(self) -> tuple[int, ...]:
+        """``s``."""
+        return tuple(f // c for f, c in zip(self.fine, self._target, strict=True))
+
+    @property
+    def factor(self) -> int:
+        """``P``."""
+        return math.prod(self.ratio)
+
+    def vector(self, values: Tensor, parts: tuple[int, ...]) -> Tensor:
+        """Local vectors (m,) that are the same in all cells, (mP,); ``parts`` are the phases of the fine cells."""
+        spread = values.reshape(-1, *parts, *(1,) * len(parts)).expand(-1, *parts, *self.ratio)
+        return _interleave(spread, 0, parts, self.ratio)
+
+    def both(self, spectrum: Tensor, rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
+        """An operator between fine signals, (f, a, b) to (F, aP, bP); ``rows`` and ``columns`` are their phases."""
+        return transfer(self._both(kernel(spectrum, self.fine), rows, columns), self.coarse)
+
+    def unrolled(self, kernels: Tensor, rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
+        """The matrix (aP, bP) of an operator with these kernels (a, b, *fine), for a coarse grid of one cell."""
+        return self._both(kernels, rows, columns).reshape(len(kernels) * self.factor, -1)
+
+    def _both(self, kernels: Tensor, rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
+        a, b = kernels.shape[:2]
+        found = self._gather(kernels, slice(None)).reshape(a, self.factor, b * self.factor, *self._target)
+        split = found.reshape(-1, *rows, *self.ratio, b * self.factor, *self._target)
+        split = _interleave(split, 0, rows, self.ratio).reshape(a * self.factor, -1, *columns, *self.ratio, *self._target)
+        return _interleave(split, 1, columns, self.ratio)
+
+    def columns(self, spectrum: Tensor, parts: tuple[int, ...]) -> Tensor:
+        """An operator from fine signals to one value per *coarse* cell, (f, a, b) to (F, a, bP).
+
+        Such an operator is a fine convolution of which only the first phase is kept; (f, a, b) is that convolution.
+        """
+        found = self._gather(kernel(spectrum, self.fine), slice(0, 1))
+        a = spectrum.shape[-2]
+        split = found.reshape(a, -1, *parts, *self.ratio, *self._target)
+        return transfer(_interleave(split, 1, parts, self.ratio), self.coarse)
+
+    def unfold(self, spectrum: Tensor, parts: tuple[int, ...]) -> Tensor:
+        """The inverse of :meth:`columns`: (F, a, bP) to (f, a, b)."""
+        a = spectrum.shape[-2]
+        target = self._target
+        small = spectrum.reshape(a, -1, *target) if self.coarse is None else kernel(spectrum, self.coarse)
+        d = len(self.fine)
+        mixed = [n for pair in zip(self.ratio, parts, strict=True) for n in pair]
+        order = [0, 1, *range(3, 3 + 2 * d, 2), *range(2, 2 + 2 * d, 2), *range(2 + 2 * d, 2 + 3 * d)]
+        small = small.reshape(a, -1, *mixed, *target).permute(order).reshape(a, -1, *self.ratio, *target)
+        index: list[Tensor] = [torch.empty(0)] * (2 * d)
+        for i, (f, c) in enumerate(zip(self.fine, target, strict=True)):
+            p, place = _unfold_index(f, c)
+            view = [1] * d
+            view[i] = f
+            index[i], index[d + i] = p.reshape(view).to(small.device), place.reshape(view).to(small.device)
+        return transfer(small[(slice(None), slice(None), *index)], self.fine)
+
+    def _gather(self, big: Tensor, rows: slice) -> Tensor:
+        """Coarse kernels (a, *p, b, *p', *D) from fine ones."""
+        d = len(self.fine)
+        index = []
+        for i, (f, c) in enumerate(zip(self.fine, self._target, strict=True)):
+            table = _fold_index(f, c)[rows]
+            view = [1] * (3 * d)
+            view[3 * i : 3 * i + 3] = table.shape
+            index.append(table.reshape(view).to(big.device))
+        found = big[(slice(None), slice(None), *index)]  # (a, b, p_1, p'_1, D_1, p_2, …)
+        order = [0, *range(2, 2 + 3 * d, 3), 1, *range(3, 2 + 3 * d, 3), *range(4, 2 + 3 * d, 3)]
+        return found.permute(order)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the features of a tensor lie on a grid.
+
+    Attributes:
+        cells: The grid.
+        parts: Pixels of a cell along each dimension (the phases of the local features).
+        features: Number of local features.
+    """
+
+    cells: tuple[int, ...]
+    parts: tuple[int, ...]
+    features: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], cells: Cells) -> Layout | None:
+        """The layout of a tensor (c, *spatial), None on a grid of one cell."""
+        return None if cells is None else cls(cells, phases(shape, cells), local(shape, cells))
+
+    @property
+    def frequencies(self) -> int:
+        """``f``."""
+        return math.prod(self.cells[:-1]) * (self.cells[-1] // 2 + 1)
+
+    def folded(self, fold: Fold) -> Layout | None:
+        """The layout on the coarser grid."""
+        if fold.coarse is None:
+            return None
+        parts = tuple(p * s for p, s in zip(self.parts, fold.ratio, strict=True))
+        return Layout(fold.coarse, parts, self.features * fold.factor)
+
+
+def _interleave(x: Tensor, dim: int, parts: tuple[int, ...], ratio: tuple[int, ...]) -> Tensor:
+    """Dimensions ``(…, c, *parts, *ratio, …)`` from ``dim`` on to one in the order (c, ratio_1, parts_1, ratio_2, …)."""
+    d = len(parts)
+    start = dim + 1
+    inner = [i for j in range(d) for i in (start + d + j, start + j)]
+    order = [*range(start), *inner, *range(start + 2 * d, x.ndim)]
+    moved = x.permute(order)
+    return moved.reshape(*x.shape[:dim], -1, *x.shape[start + 2 * d :])

@@ -1,0 +1,65 @@
+"""Fixed linear operations on images, as maps between the local features of a grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ldlt.convolution import commutes
+from ldlt.graph import Convolution, Graph, Node, Wire
+from ldlt.grid import Cells, from_cells, local, meet, natural, to_cells, transfer
+
+__all__ = ["local_maps", "node_cells"]
+
+
+def node_cells(graph: Graph, module: nn.Module, node: Node) -> Cells:
+    """The finest grid on which an operation on images commutes with shifts; None if there is none."""
+    parents = [graph[p].shape for p in node.parents]
+    if isinstance(node, Convolution):
+        return node.spec.cells(node.kernel, parents[0], node.shape)
+    cells = natural(node.shape)
+    for shape in parents:
+        cells = meet(cells, natural(shape))
+    if isinstance(node, Wire) and not commutes(node.bind(module), cells, parents):
+        return None
+    return cells
+
+
+def local_maps(node: Wire, module: nn.Module, shapes: Sequence[tuple[int, ...]], cells: tuple[int, ...]) -> list[Tensor]:
+    """The maps of an operation that commutes with the grid, one per parent, as :func:`ldlt.generator.through` takes them.
+
+    They are found by running the operation on unit impulses in one cell.
+
+    Args:
+        node: The operation.
+        module: The user's module, for its constants.
+        shapes: Shapes of the parents.
+        cells: The grid.
+    """
+    found = []
+    for place, shape in enumerate(shapes):
+        count = local(shape, cells)
+        start = torch.zeros(count, count, *cells, dtype=torch.float64)
+        start[(..., *(0,) * len(cells))] = torch.eye(count, dtype=torch.float64)
+        xs = [torch.zeros(count, *s, dtype=torch.float64) for s in shapes]
+        xs[place] = from_cells(start, shape)
+        with torch.no_grad():
+            y = to_cells(node.bind(module)(*xs), cells).transpose(0, 1)  # (m_out, m_in, *cells)
+        found.append(_simplest(y, cells))
+    return found
+
+
+def _simplest(kernels: Tensor, cells: tuple[int, ...]) -> Tensor:
+    """Indices, a matrix or a transfer function, whichever is enough for kernels (m_out, m_in, *cells)."""
+    flat = kernels.reshape(*kernels.shape[:2], math.prod(cells))
+    if bool((flat[..., 1:] != 0).any()):
+        return transfer(kernels, cells)
+    matrix = flat[..., 0]
+    plain = bool(((matrix == 0) | (matrix == 1)).all()) and bool((matrix.sum(1) <= 1).all())
+    if not plain:
+        return matrix
+    index = matrix.argmax(1)
+    return torch.where(matrix.sum(1) == 0, -1, index)
