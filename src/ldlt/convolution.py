@@ -5,8 +5,8 @@ with (``ldlt.grid``) its transfer function is therefore
 
 .. math:: T(k)_{(o, p), (i, p')} = \sum_t W_{o i t}\, E_t(k)_{p p'} ,
 
-with ``o``, ``i`` channels, ``p``, ``p'`` pixels of a cell and ``E_t`` the response of tap ``t`` alone. ``E`` is found once
-by running the layer's own operation on unit impulses; the transfer function is then one small matrix product.
+with ``o``, ``i`` channels, ``p``, ``p'`` pixels of a cell and ``E_t`` the response of tap ``t`` alone. ``E`` is found
+once by running the layer's own operation on unit impulses; the transfer function is then one small matrix product.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ldlt.grid import Cells, from_cells, meet, natural, phases, to_cells, transfer
+from ldlt.errors import GraphError
+from ldlt.grid import Cells, Fold, apply, from_cells, meet, natural, phases, to_cells, transfer
 
-__all__ = ["Spec", "Taps", "commutes"]
+__all__ = ["FrozenSpec", "Spec", "Taps", "commutes"]
 
 _RUN: dict[tuple[int, bool], Any] = {
     (1, False): F.conv1d,
@@ -106,11 +107,64 @@ class Spec:
         wide = split[:, :, None] * eye[:, None, :, None, None]  # (g, c_out/g, g, c_in/g, t)
         return wide.reshape(g * split.shape[1], g * split.shape[2], -1)
 
+    def unrolled(self, weight: Tensor, inputs: tuple[int, ...], exact: bool = False) -> Tensor:
+        """The matrix (features of the output, features of the input) of the layer on images of shape ``inputs``.
+
+        Every entry is one of the weight's or zero, unless a kernel larger than the image meets some pixels twice.
+
+        Raises:
+            GraphError: It does, and ``exact`` is asked for.
+        """
+        one = (1, *inputs[1:])
+        unit = torch.eye(math.prod(one), dtype=weight.dtype).reshape(-1, *one)
+        count = math.prod(weight.shape[2:])
+        label = torch.arange(1, count + 1, dtype=weight.dtype).reshape(1, 1, *weight.shape[2:])
+        hits = self.run(unit, torch.ones_like(label), groups=1).flatten(1).T.round()  # (pixels out, pixels in)
+        if bool((hits > 1).any()) and not exact:
+            whole = torch.eye(math.prod(inputs), dtype=weight.dtype).reshape(-1, *inputs)
+            return self.run(whole, weight).flatten(1).T
+        if bool((hits > 1).any()):
+            raise GraphError("a kernel that is larger than the image meets some pixels twice; use a smaller one")
+        tap = self.run(unit, label, groups=1).flatten(1).T.round().long()  # number of the tap, 0 for none
+        taps = torch.nn.functional.pad(self.taps(weight), (1, 0))  # (c_out, c_in, 1 + taps)
+        return taps[:, :, tap].permute(0, 2, 1, 3).reshape(taps.shape[0] * tap.shape[0], -1)
+
     def cells(self, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Cells:
         """The grid the convolution lives on, from the shapes (c, *spatial); None if it commutes with no shift."""
         weight = torch.rand(1, 1, *kernel, dtype=torch.float64)
         grid = meet(natural(inputs), natural(outputs))
         return grid if commutes(lambda x: self.run(x, weight, groups=1), grid, [(1, *inputs[1:])]) else None
+
+
+@dataclass(frozen=True)
+class FrozenSpec:
+    """A frozen convolution (``ldlt.frozen``): its weight is the kernel ``K`` (m_out, m_in, *cells).
+
+    Attributes:
+        inputs: Shape (c_in, *spatial).
+        outputs: Shape (c_out, *spatial).
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What the layer computes for x (batch, c_in, *spatial)."""
+        grid = tuple(weight.shape[2:])
+        cells = grid if math.prod(grid) > 1 else None
+        y = apply(transfer(weight, cells).contiguous(), x, cells, self.outputs)
+        return y if bias is None else y + bias.reshape(-1, *(1,) * len(grid))
+
+    def unrolled(self, weight: Tensor, inputs: tuple[int, ...], exact: bool = False) -> Tensor:
+        """The matrix (features of the output, features of the input); every entry is one of the weight's."""
+        grid = tuple(weight.shape[2:])
+        if math.prod(grid) == 1:
+            return weight.reshape(weight.shape[:2])
+        return Fold(grid, None).unrolled(weight, phases(self.outputs, grid), phases(self.inputs, grid))
+
+    def cells(self, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Cells:
+        """The grid."""
+        return kernel if math.prod(kernel) > 1 else None
 
 
 def commutes(function: Any, cells: Cells, shapes: list[tuple[int, ...]]) -> bool:

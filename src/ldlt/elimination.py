@@ -63,11 +63,13 @@ class Slopes:
         radius: ``r > 0``, likewise.
         shared: For every neuron (n,) the number of its multiplier, where several must have the same one (because a
             joint nonlinearity mixes them, or because they are the pixels of one channel); None if each has its own.
+        count: Number of multipliers where they are shared.
     """
 
     center: float | Tensor
     radius: float | Tensor
     shared: Tensor | None = None
+    count: int = 0
 
     @property
     def rho(self) -> float | Tensor:
@@ -253,7 +255,7 @@ class Elimination:
         sums = sums + 1e-6 * sums.max().detach() + math.sqrt(torch.finfo(balance.dtype).tiny)
         multiplier = margin / sums
         if slopes.shared is not None:
-            least = multiplier.new_full((int(slopes.shared.max()) + 1,), torch.inf)
+            least = multiplier.new_full((slopes.count,), torch.inf)
             least = least.scatter_reduce(0, slopes.shared, multiplier, "amin")
             multiplier = least[slopes.shared]
         contracted = given(math.sqrt(2) * multiplier.sqrt()[:, None] * rows)
@@ -291,9 +293,7 @@ class Elimination:
                 gen.put(noise, spread)
                 inflated = True
         self.live = kept
-        self.live[name] = self._new_value(
-            frame, contracted, slopes, multiplier, noise, layout, alone=not inflated
-        )
+        self.live[name] = self._new_value(frame, contracted, slopes, multiplier, noise, layout, alone=not inflated)
         choice = self.choices.get(name)
         if choice is not None and choice.compress:
             self._compress(frame)

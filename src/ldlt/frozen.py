@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ldlt import grid
 from ldlt.circulant import CirculantWeight
+from ldlt.convolution import FrozenSpec
 from ldlt.errors import ShapeError
-from ldlt.grid import Fold
 
 __all__ = ["CircularConv"]
 
@@ -58,10 +58,12 @@ class CircularConv(nn.Module):
 
     def matrix(self) -> Tensor:
         """The unrolled map, (features of the output, features of the input); every entry is one of the kernel's."""
-        if math.prod(self.cells) == 1:
-            return self.weight.reshape(self.weight.shape[:2])
-        parts = [grid.phases(s, self.cells) for s in (self.outputs, self.inputs)]
-        return Fold(self.cells, None).unrolled(self.weight, *parts)
+        return self.spec.unrolled(self.weight, self.inputs)
+
+    @property
+    def spec(self) -> FrozenSpec:
+        """What the layer computes."""
+        return FrozenSpec(self.inputs, self.outputs)
 
     def _spectrum(self) -> Tensor:
         """The transfer function, kept as long as the kernel stays the same and no gradient is asked for."""
@@ -79,8 +81,8 @@ class CircularConv(nn.Module):
         """The convolved images."""
         if tuple(x.shape[1:]) != self.inputs:
             raise ShapeError(
-                f"this frozen convolution is for images of shape {self.inputs}, not {tuple(x.shape[1:])}: its kernel is "
-                "as large as they are"
+                f"this frozen convolution is for images of shape {self.inputs}, not {tuple(x.shape[1:])}: its kernel "
+                "is as large as they are"
             )
         cells = self.cells if math.prod(self.cells) > 1 else None
         y = grid.apply(self._spectrum(), x, cells, self.outputs)

@@ -7,7 +7,7 @@ named after the nodes of the traced program. Shapes never include the batch dime
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ldlt.activations import WindowSort
-from ldlt.convolution import Spec
+from ldlt.convolution import FrozenSpec, Spec
 
 __all__ = [
     "Activation",
@@ -90,6 +90,17 @@ class Affine(Node):
     weight: str = ""
     bias: str | None = None
 
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What the layer computes for a batch."""
+        return F.linear(x, weight, bias)
+
+    def matrix(self, weight: Tensor, graph: Graph, exact: bool = False) -> Tensor:
+        """The map as a matrix (features of the output, features of the input).
+
+        With ``exact``, every entry is one of the weight's; a map that is not of this kind is refused.
+        """
+        return weight
+
 
 @dataclass(frozen=True)
 class Convolution(Affine):
@@ -100,8 +111,14 @@ class Convolution(Affine):
         kernel: Size of its kernel.
     """
 
-    spec: Spec = Spec(0, (), (), (), 1)
+    spec: Spec | FrozenSpec = field(kw_only=True)
     kernel: tuple[int, ...] = ()
+
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: D102
+        return self.spec.run(x, weight, bias)
+
+    def matrix(self, weight: Tensor, graph: Graph, exact: bool = False) -> Tensor:  # noqa: D102
+        return self.spec.unrolled(weight, graph[self.parents[0]].shape, exact)
 
 
 @dataclass(frozen=True)
@@ -256,8 +273,7 @@ def evaluate(graph: Graph, module: nn.Module, x: Tensor) -> Tensor:
             values[node.name] = x
         elif isinstance(node, Affine):
             bias = None if node.bias is None else lookup(module, node.bias)
-            run = node.spec.run if isinstance(node, Convolution) else F.linear
-            values[node.name] = run(parents[0], lookup(module, node.weight), bias)
+            values[node.name] = node.apply(parents[0], lookup(module, node.weight), bias)
         elif isinstance(node, Activation):
             values[node.name] = node.resolve(module)(parents[0].clone())
         else:

@@ -9,12 +9,12 @@ features are the flattened image. A linear operator that commutes with shifts by
           e^{-2\pi\mathrm{i}\langle k, d/g\rangle} ,
 
 is one complex matrix ``T(k)`` per frequency, its *transfer function* (f, m_out, m_in); ``K`` is real, so half of the
-frequencies (those of ``rfftn``) tell everything. Products, adjoints and inverses of operators are those of the matrices,
-and by Parseval's theorem the norm of the operator is the largest norm of its matrices.
+frequencies (those of ``rfftn``) tell everything. Products, adjoints and inverses of operators are those of the
+matrices, and by Parseval's theorem the norm of the operator is the largest norm of its matrices.
 
-A signal on a fine grid is one on any coarser grid, with more local features. :class:`Fold` takes transfer functions from
-one to the other. A grid of one cell has a single, real frequency: its operators are written as plain matrices without
-the leading dimension. That is the representation of vectors, called *dense* (cells ``None``).
+A signal on a fine grid is one on any coarser grid, with more local features. :class:`Fold` takes transfer functions
+from one to the other. A grid of one cell has a single, real frequency: its operators are written as plain matrices
+without the leading dimension. That is the representation of vectors, called *dense* (cells ``None``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,12 +128,55 @@ def apply(spectrum: Tensor, x: Tensor, cells: Cells, shape: tuple[int, ...]) -> 
     """The operator ``T`` (f, m_out, m_in) on a batch of tensors (b, *in_shape); the result is (b, *shape)."""
     if cells is None:
         return (x.flatten(1) @ spectrum.mT).reshape(-1, *shape)
-    dims = tuple(range(2, 2 + len(cells)))
-    frequencies = torch.fft.rfftn(to_cells(x, cells), dim=dims)
-    half = frequencies.shape[2:]
-    y = frequencies.flatten(2).permute(2, 0, 1) @ spectrum.mT
-    y = y.permute(1, 2, 0).reshape(y.shape[1], y.shape[2], *half)
-    return from_cells(torch.fft.irfftn(y, s=cells, dim=dims), shape)
+    y, _ = _Apply.apply(to_cells(x, cells), spectrum)  # type: ignore[misc]
+    return from_cells(y, shape)
+
+
+def _signals(frequencies: Tensor, cells: tuple[int, ...]) -> Tensor:
+    """Signals (b, m, *cells) of frequencies (f, b, m)."""
+    return kernel(frequencies, cells)
+
+
+class _Apply(torch.autograd.Function):
+    """``x (b, m, *cells), T (f, n, m) -> y (b, n, *cells), x̂ (f, b, m)``.
+
+    The adjoint of the map is the map of ``T^*``; autograd's own derivative of ``rfftn`` would take a full complex
+    transform. With ``w`` the number of times a frequency occurs in the full spectrum, ``T̄ = w/N · ŷ̄^T conj(x̂)``.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, spectrum: Tensor) -> tuple[Tensor, Tensor]:
+        cells = tuple(x.shape[2:])
+        frequencies = transfer(x, cells).contiguous()
+        return _signals(frequencies @ spectrum.mT, cells), frequencies
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, spectrum, frequencies = ctx.saved_tensors
+        grad = grads[0]
+        if grad is None:
+            return None, None
+        cells = tuple(x.shape[2:])
+        back = transfer(grad, cells)
+        if torch.is_grad_enabled():  # second derivatives: through operations that autograd knows
+            frequencies = transfer(x, cells)
+        else:
+            back = back.contiguous()
+        grad_x = grad_spectrum = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _signals(back @ spectrum.conj(), cells)
+        if ctx.needs_input_grad[1]:
+            weights = _weights(cells).to(grad.device, grad.dtype)[:, None, None]
+            grad_spectrum = weights * (back.mT @ frequencies.conj())
+        return grad_x, grad_spectrum
 
 
 def operator_norm(spectrum: Tensor) -> Tensor:
@@ -221,7 +265,9 @@ class Fold:
         a, b = kernels.shape[:2]
         found = self._gather(kernels, slice(None)).reshape(a, self.factor, b * self.factor, *self._target)
         split = found.reshape(-1, *rows, *self.ratio, b * self.factor, *self._target)
-        split = _interleave(split, 0, rows, self.ratio).reshape(a * self.factor, -1, *columns, *self.ratio, *self._target)
+        split = _interleave(split, 0, rows, self.ratio).reshape(
+            a * self.factor, -1, *columns, *self.ratio, *self._target
+        )
         return _interleave(split, 1, columns, self.ratio)
 
     def columns(self, spectrum: Tensor, parts: tuple[int, ...]) -> Tensor:
@@ -298,7 +344,7 @@ class Layout:
 
 
 def _interleave(x: Tensor, dim: int, parts: tuple[int, ...], ratio: tuple[int, ...]) -> Tensor:
-    """Dimensions ``(…, c, *parts, *ratio, …)`` from ``dim`` on to one in the order (c, ratio_1, parts_1, ratio_2, …)."""
+    """Dimensions ``(…, c, *parts, *ratio, …)`` from ``dim`` on to one, ordered (c, ratio_1, parts_1, ratio_2, …)."""
     d = len(parts)
     start = dim + 1
     inner = [i for j in range(d) for i in (start + d + j, start + j)]

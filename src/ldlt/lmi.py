@@ -95,7 +95,9 @@ def from_graph(
             values[node.name] = own[node.name].reshape(total, *node.shape)
             form += bound**2 * own[node.name] @ own[node.name].T
         elif isinstance(node, Convolution):
-            matrix = _unrolled(node, graph[node.parents[0]].shape, weights[node.weight].detach())
+            explicit = weights[node.weight].detach()
+            known = isinstance(explicit, CirculantWeight)
+            matrix = explicit.matrix().double() if known else node.matrix(explicit.double(), graph)
             values[node.name] = F.linear(values[node.parents[0]].flatten(1), matrix).reshape(-1, *node.shape)
         elif isinstance(node, Affine):
             values[node.name] = F.linear(values[node.parents[0]], weights[node.weight].detach().double())
@@ -116,14 +118,6 @@ def from_graph(
     scale = float(torch.linalg.matrix_norm(form, 2))
     form -= y @ y.T
     return MatrixInequality((form + form.T) / 2, tuple(b.name for b in blocks), tuple(sizes), scale)
-
-
-def _unrolled(node: Convolution, inputs: tuple[int, ...], weight: Tensor) -> Tensor:
-    """The matrix (features of the output, features of the input) of a convolution."""
-    if isinstance(weight, CirculantWeight):
-        return weight.matrix().double()
-    unit = torch.eye(torch.Size(inputs).numel(), dtype=torch.float64).reshape(-1, *inputs)
-    return node.spec.run(unit, weight.double()).flatten(1).T
 
 
 def _constraint(node: Activation, module: nn.Module, v: Tensor, w: Tensor, multiplier: Tensor) -> Tensor:

@@ -110,6 +110,8 @@ class Lipschitz(nn.Module):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise GraphError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+        if any(isinstance(m, CircularConv) for m in module.modules()):
+            raise GraphError("a part of the module is a frozen network already; wrap the module it was made from")
         if any(isinstance(m, Lipschitz) for m in module.modules()):
             raise GraphError("a part of the module is a Lipschitz network already; wrap the plain module as a whole")
         shape = sample_shape(input_shape)
@@ -122,7 +124,7 @@ class Lipschitz(nn.Module):
         chosen = get_contraction(contraction, torch.finfo(like.dtype).eps)
         graph = trace(module, shape)
         if not graph.affines:
-            raise GraphError("the module has no Linear or convolution layer: there is nothing to make Lipschitz")
+            raise GraphError("the module has no Linear layer and no convolution: there is nothing to make Lipschitz")
         plan = make_plan(graph, module, _joint(graph, module))
         if not plan.output.free and output == "free":
             raise GraphError(
@@ -150,11 +152,10 @@ class Lipschitz(nn.Module):
                 roles = self._blueprint.head.initial(self._count(group), alpha)
         elif group.free:
             roles = self._blueprint.contraction.initial(self._count(group), alpha)
-            shared = self.plan.shared[group.name]
-            roles["log_multiplier"] = torch.zeros(group.size if shared is None else int(shared.max()) + 1)
+            roles["log_multiplier"] = torch.zeros(self.plan.places[group.name].count or group.size)
         else:
-            shared = self.plan.shared[group.name] if group.node in self.plan.images else None
-            roles["log_balance"] = torch.zeros(group.size if shared is None else int(shared.max()) + 1)
+            tied = self.plan.places[group.name].count if group.node in self.plan.images else 0
+            roles["log_balance"] = torch.zeros(tied or group.size)
             roles["margin"] = torch.tensor(3.0)  # θ = 0.95
         for role, value in roles.items():
             if role not in self._roles:
@@ -442,8 +443,8 @@ class Lipschitz(nn.Module):
         convolutions = [a.name for a in self.graph.affines if isinstance(a, Convolution)]
         if convolutions:
             raise InfeasibleError(
-                f"node '{convolutions[0]}' is a convolution, whose explicit map has no kernel of the layer's size; only "
-                "networks of Linear layers can be inverted"
+                f"node '{convolutions[0]}' is a convolution, whose explicit map has no kernel of the layer's size; "
+                "only networks of Linear layers can be inverted"
             )
         bounded = [g.node for g in self.plan.groups.values() if not g.free]
         if bounded or not self.plan.output.free:
@@ -572,7 +573,7 @@ def _reference(module: nn.Module) -> Tensor:
     """A parameter that tells precision and device; refuses what factorisations cannot be done in."""
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
     if like is None:
-        raise GraphError("the module has no Linear or convolution layer: there is nothing to make Lipschitz")
+        raise GraphError("the module has no Linear layer and no convolution: there is nothing to make Lipschitz")
     kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
     if not kinds <= {torch.float32, torch.float64} or len(kinds) > 1:
         raise GraphError(

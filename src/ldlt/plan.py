@@ -111,6 +111,7 @@ class Place:
         features: The features they are in the first cell (None: all, in order).
         terms: Local rows of each term's affine map (None: all, in order).
         shared: For each row the number of its multiplier (None: each has its own).
+        count: Number of multipliers where they are shared.
     """
 
     cells: Cells
@@ -119,6 +120,7 @@ class Place:
     features: Tensor | None
     terms: tuple[Tensor | None, ...]
     shared: Tensor | None
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -442,9 +444,7 @@ class _Grids:
         cells = None if cells is None else meet(cells, self._group_cells(plan.output))
         places[plan.output.name], _ = self._place(plan.output, cells, None)
         images = frozenset(a.name for a in self.graph.activations if self._tied(a))
-        return replace(
-            plan, steps=tuple(steps), cells=start, places=places, shared=shared, images=images
-        )
+        return replace(plan, steps=tuple(steps), cells=start, places=places, shared=shared, images=images)
 
     def _passes(self, step: Step) -> bool:
         """Whether a step only renames: it does not ask for a grid."""
@@ -459,7 +459,7 @@ class _Grids:
                 return found, cells
         rows = None if group.rows is None else torch.tensor(group.rows)
         terms = tuple(None if t.rows is None else torch.tensor(t.rows) for t in group.terms)
-        return Place(None, None, rows, rows, terms, shared), None
+        return Place(None, None, rows, rows, terms, shared, _count(shared)), None
 
     def _on_grid(self, group: Group, cells: tuple[int, ...], shared: Tensor | None) -> Place | None:
         image = self.images[group.value]
@@ -491,7 +491,12 @@ class _Grids:
                 if t is not None
             ),
             None if shared is None else shared[order[0]],
+            _count(shared),
         )
+
+
+def _count(shared: Tensor | None) -> int:
+    return 0 if shared is None else int(shared.max()) + 1
 
 
 def _same_in_cells(cell: Tensor, where: Tensor) -> Tensor | None:

@@ -97,7 +97,7 @@ def _slopes(node: Activation, place: Place, module: nn.Module, like: Tensor) -> 
         return flat if place.features is None else flat[place.features.to(flat.device)]
 
     shared = None if place.shared is None else place.shared.to(like.device)
-    return Slopes(per_neuron(sector.center), per_neuron(sector.radius), shared)
+    return Slopes(per_neuron(sector.center), per_neuron(sector.radius), shared, place.count)
 
 
 _LARGEST_MARGIN = 0.9995  # keeps I − UU^* of a given map away from singular in float32
@@ -234,7 +234,7 @@ class _Run:
         """Remember ``Λ`` for every row of a group, from those of a cell."""
         shared = self.plan.shared[group.name]
         if shared is not None and slopes.shared is not None:
-            values = multiplier.new_zeros(int(shared.max()) + 1)
+            values = multiplier.new_zeros(slopes.count)
             multiplier = values.index_copy(0, slopes.shared, multiplier)[shared.to(multiplier.device)]
         self.multipliers[group.name] = multiplier
 

@@ -162,27 +162,25 @@ def _why_not_periodic(sub: nn.Conv2d, spec: Spec, inputs: tuple[int, ...], outpu
     kernel = tuple(sub.weight.shape[2:])
     if spec.transposed:
         return (
-            f"a transposed convolution with kernel {kernel} and stride {spec.stride} pads with zeros at the border; use "
-            f"{kind}(…, kernel_size={spec.stride}, stride={spec.stride}), or a convolution with padding_mode='circular' and "
-            "nn.PixelShuffle"
+            f"a transposed convolution with kernel {kernel} and stride {spec.stride} pads with zeros at the border; "
+            f"use {kind}(…, kernel_size={spec.stride}, stride={spec.stride}), or a convolution with "
+            "padding_mode='circular' and nn.PixelShuffle"
         )
     if any(n % s for n, s in zip(inputs[1:], spec.stride, strict=True)):
         return (
-            f"the stride {spec.stride} does not divide the image's size {inputs[1:]}, so that its shifts do not fit; crop or "
-            "resize the image"
+            f"the stride {spec.stride} does not divide the image's size {inputs[1:]}, so that its shifts do not fit; "
+            "crop or resize the image"
         )
     reach = [d * (k - 1) for d, k in zip(spec.dilation, kernel, strict=True)]
-    wanted = (
-        f"padding={tuple(r // 2 for r in reach)}" if all(r % 2 == 0 for r in reach) else "padding='same'"
-    )
+    wanted = f"padding={tuple(r // 2 for r in reach)}" if all(r % 2 == 0 for r in reach) else "padding='same'"
     if spec.mode == "circular":
         return (
-            f"it turns an image of size {inputs[1:]} into one of size {outputs[1:]}, so that shifts of one are not shifts of "
-            f"the other; use {wanted}, padding_mode='circular' (with an odd kernel, if there is a stride)"
+            f"it turns an image of size {inputs[1:]} into one of size {outputs[1:]}, so that shifts of one are not "
+            f"shifts of the other; use {wanted}, padding_mode='circular' (with an odd kernel, if there is a stride)"
         )
     return (
-        f"padding_mode='{spec.mode}' with this padding treats the border unlike the rest of the image, so that the layer is "
-        f"not a convolution on a periodic grid; use {wanted}, padding_mode='circular'"
+        f"padding_mode='{spec.mode}' with this padding treats the border unlike the rest of the image, so that the "
+        f"layer is not a convolution on a periodic grid; use {wanted}, padding_mode='circular'"
     )
 
 
@@ -524,6 +522,11 @@ class _Builder:
                 self._given(node, source, prefix + "weight", None if sub.bias is None else prefix + "bias")
                 return
             self._affine(node, source, sub.weight, prefix + "weight", sub.bias, prefix + "bias")
+        elif isinstance(sub, CircularConv):
+            self._own(node, [(sub.weight, f"{path}.weight"), (sub.bias, f"{path}.bias")])
+            bias = None if sub.bias is None else f"{path}.bias"
+            own: dict[str, Any] = {"spec": sub.spec, "kernel": sub.cells, "weight": f"{path}.weight", "bias": bias}
+            self._add(node, Convolution(node.name, self._shape(node), (self._single(node),), **own))
         elif type(sub) in _CONVOLUTIONS:
             self._convolution(node, cast(nn.Conv2d, sub), f"{path}.")
         elif type(sub) in _MAX_POOL:
@@ -536,7 +539,7 @@ class _Builder:
             # Dropout is the identity of the certificate: it is off in evaluation.
             self._add(node, Wire(node.name, self._shape(node), (self._single(node),), role="order"))
         elif activations.is_activation(sub):
-            own: dict[str, Any] = {"module": sub} if isinstance(sub, activations.WindowSort) else {"path": path}
+            own = {"module": sub} if isinstance(sub, activations.WindowSort) else {"path": path}
             self._activation(node, Activation(node.name, self._shape(node), (self._single(node),), **own), sub)
         else:
             self._refuse_module(node, sub)
@@ -609,7 +612,8 @@ class _Builder:
             raise UnsupportedOpError(
                 node.name, f"features must have shape (channels, {'size, ' * spec.dims}) here, not {inputs}"
             )
-        if math.prod(inputs[1:]) > 1 and spec.cells(kernel, inputs, outputs) is None:
+        whole = 1 in (math.prod(inputs[1:]), math.prod(outputs[1:]))  # all positions in a single cell
+        if spec.cells(kernel, inputs, outputs) is None and not whole:
             raise UnsupportedOpError(node.name, _why_not_periodic(sub, spec, inputs, outputs))
         bias = None if sub.bias is None else prefix + "bias"
         if not sub.weight.requires_grad:
@@ -624,9 +628,7 @@ class _Builder:
         self._own(node, [(sub.weight, prefix + "weight"), (sub.bias, bias or "")])
         self._add(
             node,
-            Convolution(
-                node.name, outputs, (source,), weight=prefix + "weight", bias=bias, spec=spec, kernel=kernel
-            ),
+            Convolution(node.name, outputs, (source,), weight=prefix + "weight", bias=bias, spec=spec, kernel=kernel),
         )
 
     def _max_pool(self, node: fx.Node, sub: nn.MaxPool2d) -> None:
@@ -688,8 +690,8 @@ class _Builder:
             assert isinstance(found, Activation)
             raise UnsupportedOpError(
                 name,
-                f"{type(found.resolve(self.module)).__name__} on features of shape {found.shape} mixes entries that are "
-                "not neighbours; flatten first",
+                f"{type(found.resolve(self.module)).__name__} on features of shape {found.shape} mixes entries that "
+                "are not neighbours; flatten first",
             )
 
     # -- functions and methods ---------------------------------------------------------------------------------------

@@ -28,8 +28,10 @@ def node_cells(graph: Graph, module: nn.Module, node: Node) -> Cells:
     return cells
 
 
-def local_maps(node: Wire, module: nn.Module, shapes: Sequence[tuple[int, ...]], cells: tuple[int, ...]) -> list[Tensor]:
-    """The maps of an operation that commutes with the grid, one per parent, as :func:`ldlt.generator.through` takes them.
+def local_maps(
+    node: Wire, module: nn.Module, shapes: Sequence[tuple[int, ...]], cells: tuple[int, ...]
+) -> list[Tensor]:
+    """The maps of an operation that commutes with the grid, one per parent: what ``ldlt.generator.through`` takes.
 
     They are found by running the operation on unit impulses in one cell.
 

@@ -9,6 +9,7 @@ training or ``requires_grad``.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 import sys
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.errors import GraphError
-from ldlt.graph import BATCH, Activation, Affine, Attr, Graph, Input, Ref, Wire
+from ldlt.graph import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Ref, Wire
 
 __all__ = ["fingerprint"]
 
@@ -49,6 +50,8 @@ def fingerprint(graph: Graph, module: nn.Module) -> str:
         put(type(node).__name__, node.name, node.shape, node.parents)
         if isinstance(node, Affine):
             put(node.weight, node.bias)
+            if isinstance(node, Convolution):
+                put(node.kernel, type(node.spec).__name__, dataclasses.astuple(node.spec))
         elif isinstance(node, Wire):
             put(node.kind, node.role, node.select, node.scales)
             if node.role != "order":  # a reshape is fixed by its shape; how it is written does not matter

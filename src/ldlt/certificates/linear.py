@@ -38,8 +38,9 @@ _EXACT: set[Any] = {
 }  # fmt: skip
 _ROUNDED: set[Any] = {
     operator.truediv, torch.div, torch.divide, torch.true_divide, torch.mean, "div", "mean",
+    F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
 }  # fmt: skip
-_QUOTIENT = _ROUNDED - {torch.mean, "mean"}
+_QUOTIENT = {operator.truediv, torch.div, torch.divide, torch.true_divide, "div"}
 
 
 class Network:
@@ -88,7 +89,7 @@ class Network:
                 self.sizes[node.name], self.levels[node.name] = node.features, 0
                 values[node.name] = {node.name: Ball.eye(node.features)}
             elif isinstance(node, Affine):
-                weight = Ball.exact(self._tensor(node.weight))
+                weight = Ball.exact(node.matrix(torch.from_numpy(self._tensor(node.weight)), graph, exact=True).numpy())
                 values[node.name] = {b: weight @ block for b, block in parents[0].items()}
             elif isinstance(node, Activation):
                 given = None if slopes is None else slopes.get(node.name)

@@ -21,7 +21,6 @@ import copy
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ldlt import activations
@@ -91,8 +90,8 @@ def ranges(graph: Graph, module: nn.Module, region: Region) -> Ranges:
             elif isinstance(node, Affine):
                 weight = lookup(twin, node.weight)
                 bias = None if node.bias is None else lookup(twin, node.bias)
-                rows = {b: F.linear(r, weight) for b, r in parents[0].rows.items()}
-                forms[node.name] = _Form(F.linear(parents[0].nominal, weight, bias), rows)
+                rows = {b: node.apply(r, weight) for b, r in parents[0].rows.items()}
+                forms[node.name] = _Form(node.apply(parents[0].nominal, weight, bias), rows)
             elif isinstance(node, Activation):
                 forms[node.name] = _activate(node, twin, parents[0], region, graph.input.name, noise, found)
             else:
@@ -124,11 +123,11 @@ def _activate(
     reach = (1 + _ROUNDING) * reach + 1e-3 * _ROUNDING * (1 + nominal.abs())  # the value at the centre is rounded, too
     found.low[node.name], found.high[node.name] = nominal - reach, nominal + reach
     value = activation(before.nominal.clone())
-    group = activations.sector(activation).group
-    if group is not None:
+    member = activations.mixed(activation, node.shape)
+    if member is not None:
         # Sorting moves no entry further than the largest move in its group.
-        width = reach.reshape(node.shape[0] // group, group, -1).amax(1, keepdim=True)
-        noise[node.name] = width.expand(-1, group, -1).reshape(-1)
+        width = torch.zeros(int(member.max()) + 1, dtype=reach.dtype).scatter_reduce(0, member, reach, "amax")
+        noise[node.name] = width[member]
         rows = {}
     else:
         bounds = global_slopes(node, module)

@@ -132,9 +132,9 @@ class Problem:
                 if isinstance(node, Input):
                     values[node.name] = {node.name: _eye(node.features).reshape(-1, *node.shape)}
                 elif isinstance(node, Affine):
-                    matrix = lookup(module, node.weight).detach().double().cpu()
-                    rows = values[node.parents[0]]
-                    values[node.name] = _nonzero({b: r @ matrix.T for b, r in rows.items()})
+                    matrix = node.matrix(lookup(module, node.weight).detach().double().cpu(), graph)
+                    rows = {b: r.reshape(len(r), -1) @ matrix.T for b, r in values[node.parents[0]].items()}
+                    values[node.name] = _nonzero({b: r.reshape(len(r), *node.shape) for b, r in rows.items()})
                 elif isinstance(node, Activation):
                     rows = {b: r.reshape(len(r), -1) for b, r in values[node.parents[0]].items()}
                     layer, out = _activate(node, module, rows, slopes.get(node.name))
@@ -238,15 +238,12 @@ def _activate(
 ) -> tuple[Layer, Rows]:
     """The layer of an activation, and its value in terms of the blocks."""
     n = node.features
-    group = activations.sector(node.resolve(module)).group
+    member = activations.mixed(node.resolve(module), node.shape)
     alive = torch.zeros(n, dtype=torch.bool)
     for r in rows.values():
         alive |= (r != 0).any(0)
-    if group is not None:
+    if member is not None:
         center, radius = torch.zeros(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
-        channel = torch.arange(node.shape[0]) // group  # groups run along the first feature dimension
-        rest = n // node.shape[0]
-        member = (channel[:, None] * rest + torch.arange(rest)).reshape(-1)
         joint = torch.zeros(int(member.max()) + 1, dtype=torch.bool)
         joint[member[alive]] = True  # a group is constant only if all its entries are
         keep = joint[member]

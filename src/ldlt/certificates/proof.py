@@ -253,10 +253,10 @@ class _Prover:
             self.made = key, Network(self.graph, self.module, drop, self.slopes)
         network = self.made[1]
         for name, slopes in network.slopes.items():
-            if slopes.group is not None:
-                groups = values[name].reshape(-1, slopes.group)
-                if not (groups == groups[:, :1]).all():
-                    raise _Refused(f"'{name}' mixes groups of {slopes.group}, whose multipliers must be equal")
+            if slopes.mixed is not None:
+                _, first = np.unique(slopes.mixed, return_index=True)
+                if not (values[name] == values[name][first][slopes.mixed]).all():
+                    raise _Refused(f"'{name}' mixes entries in groups, whose multipliers must be equal")
         return network
 
     @staticmethod

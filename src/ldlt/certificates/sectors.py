@@ -37,11 +37,13 @@ class Slopes:
     Args:
         low: m, (features,).
         high: L, (features,).
-        group: None, or the number of neighbours that are mixed; then m = -1, L = 1 jointly.
+        mixed: None, or for every entry the number of the group that is mixed; then m = -1, L = 1 jointly.
     """
 
-    def __init__(self, low: NDArray[np.float64], high: NDArray[np.float64], group: int | None = None) -> None:
-        self.low, self.high, self.group = low, high, group
+    def __init__(
+        self, low: NDArray[np.float64], high: NDArray[np.float64], mixed: NDArray[np.int64] | None = None
+    ) -> None:
+        self.low, self.high, self.mixed = low, high, mixed
 
     @classmethod
     def of(cls, node: Activation, module: nn.Module, given: tuple[Tensor, Tensor] | None = None) -> Slopes:
@@ -53,12 +55,11 @@ class Slopes:
             given: Slopes ``(m, L)``, (features,) each, that the caller has proven in some other way.
         """
         activation = node.resolve(module)
-        group = activations.sector(activation, node.shape[0] if node.shape else 1).group
+        activations.sector(activation, node.shape[0] if node.shape else 1)  # refuses what does not fit
+        mixed = activations.mixed(activation, node.shape)
         one = np.ones(node.features)
-        if group is not None:
-            if len(node.shape) != 1:
-                raise ShapeError(f"'{node.name}' mixes entries of a shape other than (features,)")
-            return cls(-one, one, group)
+        if mixed is not None:
+            return cls(-one, one, mixed.numpy())
         kinds = precisions(module)
         if given is not None:
             low, high = (t.detach().double().cpu().numpy().reshape(-1) for t in given)

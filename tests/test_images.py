@@ -1,0 +1,265 @@
+"""Convolutions through the rule, against dense matrices assembled from unrolled convolutions."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+
+import ldlt
+from ldlt.circulant import CirculantWeight
+from ldlt.graph import evaluate
+from ldlt.grid import Fold, apply, cell_rows, local, operator_norm, row_norms, to_cells, transfer
+from random_graphs import randomise
+from random_images import RandomImages, conv
+
+CONTRACTIONS = ["cholesky", "symmetric", "cayley"]
+pytestmark = pytest.mark.usefixtures("double")
+
+
+def unrolled(net):
+    """Explicit matrices of all layers, by parameter name, from unit images run through the layers' own forward."""
+    found = {}
+    explicit = net.explicit()
+    for affine in net.graph.affines:
+        weight = explicit[affine.weight].detach()
+        if isinstance(weight, CirculantWeight):
+            images = torch.eye(torch.Size(weight.inputs).numel()).reshape(-1, *weight.inputs)
+            weight = weight.apply_to(images, None).flatten(1).T
+        else:  # a map that no activation reads is not normalised
+            weight = affine.matrix(weight, net.graph)
+        found[affine.weight] = weight
+    return found
+
+
+class Block(nn.Module):
+    """``conv → h + conv(σ(conv h)) → cat with the input → conv → flatten → dense``."""
+
+    def __init__(self, channels=2, size=(4, 5)):
+        super().__init__()
+        self.stem, self.inner, self.outer = conv(channels, 3, 2), conv(3, 4, 2), conv(4, 3, 2)
+        self.mix = conv(3 + channels, 2, 2, 1)
+        self.head = nn.Linear(2 * size[0] * size[1], 3)
+
+    def forward(self, x):
+        h = torch.relu(self.stem(x))
+        h = h + self.outer(torch.relu(self.inner(h)))
+        return self.head(torch.relu(self.mix(torch.cat([h, x], 1))).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("fine", "coarse", "rows", "columns"),
+    [
+        ((6, 4), (3, 2), (1, 1), (1, 1)),
+        ((6, 4), (2, 4), (2, 1), (1, 3)),
+        ((6, 4), None, (1, 2), (2, 2)),
+        ((6,), (3,), (2,), (1,)),
+        ((5,), None, (1,), (2,)),
+    ],
+)
+def test_folding_changes_the_description_not_the_operator(fine, coarse, rows, columns):
+    outputs = (2, *(f * s for f, s in zip(fine, rows, strict=True)))
+    inputs = (3, *(f * s for f, s in zip(fine, columns, strict=True)))
+    spectrum = transfer(torch.randn(local(outputs, fine), local(inputs, fine), *fine), fine)
+    x = torch.randn(4, *inputs)
+    fold = Fold(fine, coarse)
+    folded = fold.both(spectrum, rows, columns)
+    torch.testing.assert_close(apply(folded, x, coarse, outputs), apply(spectrum, x, fine, outputs))
+    torch.testing.assert_close(operator_norm(folded), operator_norm(spectrum))
+    some = torch.randn(3, local(inputs, coarse), *(coarse or (1,) * len(fine)))
+    some = transfer(some, coarse)
+    wide = fold.unfold(some, columns)
+    torch.testing.assert_close(fold.columns(wide, columns), some)
+    square = transfer(torch.randn(local(inputs, fine), local(inputs, fine), *fine), fine)
+    torch.testing.assert_close(some @ fold.both(square, columns, columns), fold.columns(wide @ square, columns))
+    dense = Fold(fine, None).both(spectrum, rows, columns)
+    norms = Fold(fine, None).vector(row_norms(spectrum, fine), rows)
+    torch.testing.assert_close(torch.linalg.vector_norm(dense, dim=-1), norms)
+    place, where = cell_rows(inputs, fine)
+    assert torch.equal(to_cells(x, fine).flatten(2)[:, where, place], x.flatten(1))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_graphs_satisfy_the_dense_inequality(part):
+    """The matrix inequality of the unrolled network; tight with an orthogonal output map; freezing changes nothing."""
+    seen = set()
+    for seed in range(15 * part, 15 * (part + 1)):
+        module = RandomImages(seed)
+        head = ["joint", "orthogonal", "rows"][seed // 3 % 3]
+        net = ldlt.Lipschitz(module, bound=1.7, input_shape=module.shape, contraction=CONTRACTIONS[seed % 3], head=head)
+        randomise(net, seed)
+        found = ldlt.lmi.assemble(net).residual
+        assert found >= -1e-9, f"seed {seed}: {found}"
+        if head != "joint":
+            assert abs(found) <= 1e-9, f"seed {seed}: {found}"
+        x = torch.randn(2, *module.shape)
+        y = net(x).detach()
+        torch.testing.assert_close(net.freeze()(x), y, rtol=1e-9, atol=1e-9)
+        seen.update("free" if g.free else "given" for g in net.plan.groups.values())
+        seen.update("grid" if s.cells else "dense" for s in net.plan.steps)
+    assert {"free", "given", "grid", "dense"} <= seen
+
+
+def test_the_unrolled_network_has_the_same_certificate():
+    """Dense layers with the unrolled weights: same outputs, and the same inequality with the same multipliers."""
+    net = ldlt.Lipschitz(Block(), bound=1.3, input_shape=(2, 4, 5), head="orthogonal")
+    randomise(net, 1, 0.5)
+    matrices = unrolled(net)
+    biases = {n: p.detach() for n, p in net.module.named_parameters() if n.endswith("bias")}
+
+    class Dense(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, matrix in matrices.items():
+                layer = nn.Linear(matrix.shape[1], matrix.shape[0])
+                path = name.split(".")[0]
+                bias = biases[f"{path}.bias"]
+                layer.weight.data.copy_(matrix)
+                layer.bias.data.copy_(bias.repeat_interleave(matrix.shape[0] // len(bias)))
+                setattr(self, path, layer)
+
+        def forward(self, x):
+            h = torch.relu(self.stem(x))
+            h = h + self.outer(torch.relu(self.inner(h)))
+            return self.head(torch.relu(self.mix(torch.cat([h, x], 1))))
+
+    dense = Dense()
+    x = torch.randn(5, 2, 4, 5)
+    torch.testing.assert_close(dense(x.flatten(1)), net(x), rtol=1e-10, atol=1e-10)
+    other = ldlt.Lipschitz(dense, bound=1.3, input_shape=40, head="orthogonal", init="keep")
+    multipliers = net.multipliers()
+    weights = {f"{n.split('.')[0]}.weight": m for n, m in matrices.items()}
+    q = ldlt.lmi.from_graph(other.graph, dense, weights, multipliers, 1.3)
+    torch.testing.assert_close(q.matrix, ldlt.lmi.assemble(net).matrix, rtol=1e-9, atol=1e-9)
+    assert abs(q.residual) < 1e-12
+
+
+def test_explicit_weights_are_the_forward_pass():
+    """The user's module with unrolled matrices in place of its convolutions, node by node."""
+    net = ldlt.Lipschitz(Block(), input_shape=(2, 4, 5))
+    randomise(net, 2, 0.7)
+    x = torch.randn(3, 2, 4, 5)
+    frozen = net.freeze()
+    expected = net(x).detach()
+    by_hand = torch.func.functional_call(net.module, net.explicit(), (x,))
+    torch.testing.assert_close(by_hand, expected)
+    again = pickle.loads(pickle.dumps(frozen))
+    torch.testing.assert_close(again(x), expected)
+    for name, matrix in unrolled(net).items():
+        weight = net.explicit()[name]
+        if isinstance(weight, CirculantWeight):
+            torch.testing.assert_close(weight.matrix(), matrix)
+    assert torch.equal(evaluate(net.graph, net.module, x), net.module(x))
+
+
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
+def test_gradients(contraction):
+    module = nn.Sequential(
+        conv(1, 2, 2), nn.ReLU(), nn.PixelUnshuffle(2), conv(8, 2, 2, 1), nn.GELU(), nn.Flatten(), nn.Linear(4, 2)
+    )
+    net = ldlt.Lipschitz(module, input_shape=(1, 2, 4), contraction=contraction)
+    randomise(net, 0, 0.5)
+    names = [n for n, _ in net.named_parameters()]
+    x = torch.randn(2, 1, 2, 4)
+
+    def run(*values):
+        return torch.func.functional_call(net, dict(zip(names, values, strict=True)), (x,))
+
+    assert gradcheck(run, tuple(p.detach().clone().requires_grad_() for p in net.parameters()), atol=1e-6)
+
+
+def test_hostile_training_reaches_the_bound_and_stays_below_it():
+    torch.manual_seed(1)
+    net = ldlt.Lipschitz(
+        nn.Sequential(conv(1, 4, 2), nn.ReLU(), conv(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).float(),
+        bound=1.0, input_shape=(1, 4, 4),
+    )  # fmt: skip
+    optimiser = torch.optim.Adam(net.parameters(), 0.03)
+    x = torch.randn(8, 1, 4, 4, dtype=torch.float32)
+    d = torch.randn(8, 1, 4, 4, dtype=torch.float32)
+    for _ in range(80):
+        y = net(torch.cat([x, x + 0.1 * d / d.flatten(1).norm(dim=1)[:, None, None, None]]))
+        loss = -(y[8:] - y[:8]).norm(dim=1).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    frozen = net.freeze().double()
+    jacobians = torch.func.vmap(torch.func.jacrev(lambda z: frozen(z[None])[0]))(x.double())
+    steepest = float(torch.linalg.matrix_norm(jacobians.detach().flatten(2), 2).max())
+    assert 0.9 < steepest <= 1 + 1e-5
+    assert ldlt.lmi.residual(net) > -1e-9
+
+
+def test_freeze_in_float32():
+    torch.set_default_dtype(torch.float32)
+    net = ldlt.Lipschitz(Block(3, (6, 8)), input_shape=(3, 6, 8))
+    x = torch.randn(4, 3, 6, 8)
+    frozen = net.freeze()
+    assert float((frozen(x) - net(x)).detach().abs().max()) < 1e-5
+    assert all(p.dtype == torch.float32 for p in frozen.parameters())
+    assert type(frozen.stem).__name__ == "CircularConv"
+    with pytest.raises(ldlt.ShapeError, match="as large as"):
+        frozen.stem(torch.randn(1, 3, 8, 6))
+
+
+def test_max_pooling_over_windows_is_sorting_and_keeping_the_first():
+    x = torch.randn(2, 3, 4, 6)
+    ordered = ldlt.activations.WindowSort((2, 3))(x)
+    torch.testing.assert_close(ordered[:, :, ::2, ::3], nn.functional.max_pool2d(x, (2, 3)))
+    torch.testing.assert_close(ordered.sum((2, 3)), x.sum((2, 3)))
+    groups = ldlt.activations.mixed(ldlt.activations.WindowSort((2, 3)), (3, 4, 6))
+    assert groups.shape == (72,)
+    assert groups.unique(return_counts=True)[1].tolist() == [6] * 12
+
+
+REFUSED = {
+    "zeros": (lambda: nn.Conv2d(1, 2, 3, padding=1), "padding_mode='circular'"),
+    "reflect": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), "padding_mode='circular'"),
+    "no padding": (lambda: nn.Conv2d(1, 2, 3), r"padding=\(1, 1\), padding_mode='circular'"),
+    "even": (lambda: nn.Conv2d(1, 2, 2, padding=1, padding_mode="circular"), "padding='same'"),
+    "stride": (lambda: nn.Conv2d(1, 2, 3, stride=4, padding=1, padding_mode="circular"), "crop or resize"),
+    "transposed": (lambda: nn.ConvTranspose2d(1, 2, 4, stride=2, padding=1), "PixelShuffle"),
+    "overlap": (lambda: nn.MaxPool2d(3, 2), "do not overlap"),
+    "remainder": (lambda: nn.MaxPool2d(4), "crop or resize"),
+    "pad": (lambda: nn.ZeroPad2d(1), "padding_mode='circular'"),
+    "adaptive": (lambda: nn.AdaptiveMaxPool2d(2), "MaxPool2d"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_breaks_the_structure_is_refused_with_an_alternative(name):
+    layer, sentence = REFUSED[name]
+    layer = layer()
+    features = layer(torch.zeros(1, 1, 6, 6)).numel()
+    with pytest.raises(ldlt.UnsupportedOpError, match=sentence):
+        ldlt.Lipschitz(nn.Sequential(layer, nn.Flatten(), nn.Linear(features, 1)), input_shape=(1, 6, 6))
+
+
+def test_dilation_groups_and_even_kernels_with_same_padding_are_fine():
+    layers = [
+        conv(2, 4, 2, 3, dilation=2),
+        nn.ReLU(),
+        conv(4, 4, 2, 4, groups=4),
+        nn.ReLU(),
+        conv(4, 2, 2, 2, groups=2),
+    ]
+    net = ldlt.Lipschitz(nn.Sequential(*layers), input_shape=(2, 5, 4), head="orthogonal")
+    randomise(net, 0, 0.5)
+    assert abs(ldlt.lmi.residual(net)) < 1e-10
+    assert net.plan.cells == (5, 4)
+
+
+def test_images_as_outputs_have_constants_per_pixel():
+    net = ldlt.Lipschitz(
+        nn.Sequential(conv(1, 3, 2), nn.ReLU(), conv(3, 2, 2)), bound=1.5, input_shape=(1, 3, 4), head="rows"
+    )
+    randomise(net, 0, 0.5)
+    torch.testing.assert_close(net.output_bounds(), torch.full((24,), 1.5))
+    pairs = net.pair_bounds()
+    assert pairs.shape == (24, 24)
+    assert float(pairs.max()) <= 3.0
+    assert net.bound > 1.5
+    assert abs(ldlt.lmi.residual(net)) < 1e-10
