@@ -64,7 +64,7 @@ class CirculantWeight(Tensor):
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"CirculantWeight({self.inputs} -> {self.outputs}, cells={self.cells})"
 
     def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:

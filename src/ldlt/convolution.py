@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ldlt.errors import GraphError
-from ldlt.grid import Cells, Fold, apply, from_cells, meet, natural, phases, to_cells, transfer
+from ldlt.grid import Cells, Fold, apply, from_cells, impulses, meet, natural, phases, to_cells, transfer
 
 __all__ = ["FrozenSpec", "Spec", "Taps", "commutes"]
 
@@ -92,7 +92,8 @@ class Spec:
         if not self.border:
             return x
         low = self.border[::2][::-1]  # F.pad counts dimensions from the last one
-        return x[(..., *(slice(a, a + n) for a, n in zip(low, spatial, strict=True)))]
+        inner: list[Any] = [slice(a, a + n) for a, n in zip(low, spatial, strict=True)]
+        return x[tuple([...] + inner)]
 
     def taps(self, weight: Tensor) -> Tensor:
         """The weight of a layer as (c_out, c_in, taps), with zeros between groups."""
@@ -204,8 +205,7 @@ class Taps:
         grid = (1,) * spec.dims if cells is None else cells
         self.inner, self.outer = math.prod(phases(inputs, cells)), math.prod(phases(outputs, cells))
         count = math.prod(kernel)
-        start = torch.zeros(self.inner, self.inner, *grid, dtype=torch.float64)
-        start[(..., *(0,) * spec.dims)] = torch.eye(self.inner, dtype=torch.float64)
+        start = impulses(self.inner, grid)
         each = torch.eye(count, dtype=torch.float64).reshape(count, 1, *kernel)  # one output channel per tap
         each = each.transpose(0, 1) if spec.transposed else each
         with torch.no_grad():

@@ -34,6 +34,7 @@ __all__ = [
     "apply",
     "cell_rows",
     "from_cells",
+    "impulses",
     "kernel",
     "local",
     "meet",
@@ -93,6 +94,13 @@ def from_cells(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         return x.reshape(-1, *shape)
     order = [0, 1, *(i for j in range(d) for i in (2 + d + j, 2 + j))]
     return x.reshape(x.shape[0], shape[0], *parts, *cells).permute(order).reshape(-1, *shape)
+
+
+def impulses(count: int, cells: tuple[int, ...]) -> Tensor:
+    """Signals (count, count, *cells) that are one at one local feature of the first cell and zero elsewhere."""
+    found = torch.zeros(count, count, math.prod(cells), dtype=torch.float64)
+    found[..., 0] = torch.eye(count, dtype=torch.float64)
+    return found.reshape(count, count, *cells)
 
 
 def cell_rows(shape: tuple[int, ...], cells: Cells) -> tuple[Tensor, Tensor]:
@@ -295,7 +303,8 @@ class Fold:
             view = [1] * d
             view[i] = f
             index[i], index[d + i] = p.reshape(view).to(small.device), place.reshape(view).to(small.device)
-        return transfer(small[(slice(None), slice(None), *index)], self.fine)
+        whole: list[Any] = [slice(None), slice(None)]
+        return transfer(small[tuple(whole + index)], self.fine)
 
     def _gather(self, big: Tensor, rows: slice) -> Tensor:
         """Coarse kernels (a, *p, b, *p', *D) from fine ones."""
@@ -306,7 +315,8 @@ class Fold:
             view = [1] * (3 * d)
             view[3 * i : 3 * i + 3] = table.shape
             index.append(table.reshape(view).to(big.device))
-        found = big[(slice(None), slice(None), *index)]  # (a, b, p_1, p'_1, D_1, p_2, …)
+        whole: list[Any] = [slice(None), slice(None)]
+        found = big[tuple(whole + index)]  # (a, b, p_1, p'_1, D_1, p_2, …)
         order = [0, *range(2, 2 + 3 * d, 3), 1, *range(3, 2 + 3 * d, 3), *range(4, 2 + 3 * d, 3)]
         return found.permute(order)
 

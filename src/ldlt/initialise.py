@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ldlt import activations
+from ldlt.convolution import Spec
 from ldlt.errors import OptionError
 from ldlt.graph import Activation, Affine, Convolution, Graph
 from ldlt.trace import symbolic_trace
@@ -80,9 +81,9 @@ def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
         for term in group.terms:
             weight = net.module.get_parameter(net.plan.weights[term.affine])
             size = part.free_gain(gain * best, alpha) / math.sqrt(len(group.terms))
-            affine = net.graph[term.affine]
-            if isinstance(affine, Convolution):
-                _start(affine, weight, size)
+            node = net.graph[term.affine]
+            if isinstance(node, Convolution):
+                _start(node, weight, size)
                 continue
             start = torch.empty(group.size, weight.shape[1], dtype=weight.dtype, device=weight.device)
             nn.init.orthogonal_(start, size)
@@ -103,6 +104,7 @@ def _start(affine: Affine, weight: Tensor, size: float) -> None:
         return
     weight.zero_()
     spec = affine.spec
+    assert isinstance(spec, Spec)
     used = [min(k, s) for k, s in zip(affine.kernel, spec.stride, strict=True)]
     middle = tuple(slice((k - u) // 2, (k - u) // 2 + u) for k, u in zip(affine.kernel, used, strict=True))
     for part in weight.split(weight.shape[0] // spec.groups):

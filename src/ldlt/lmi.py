@@ -96,8 +96,10 @@ def from_graph(
             form += bound**2 * own[node.name] @ own[node.name].T
         elif isinstance(node, Convolution):
             explicit = weights[node.weight].detach()
-            known = isinstance(explicit, CirculantWeight)
-            matrix = explicit.matrix().double() if known else node.matrix(explicit.double(), graph)
+            if isinstance(explicit, CirculantWeight):
+                matrix = explicit.matrix().double()
+            else:
+                matrix = node.matrix(explicit.double(), graph)
             values[node.name] = F.linear(values[node.parents[0]].flatten(1), matrix).reshape(-1, *node.shape)
         elif isinstance(node, Affine):
             values[node.name] = F.linear(values[node.parents[0]], weights[node.weight].detach().double())

@@ -7,7 +7,7 @@ import copy
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from ldlt.circulant import CirculantWeight
 from ldlt.contraction import get_contraction
 from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.frozen import CircularConv
-from ldlt.graph import Convolution, Graph
+from ldlt.graph import Convolution, Graph, Input, Wire
 from ldlt.grid import Fold, Layout, operator_norm, row_norms
 from ldlt.heads import get_head
 from ldlt.plan import Group, Plan, make_plan
@@ -224,14 +224,14 @@ class Lipschitz(nn.Module):
         weights = {n: cast(p) for n, p in self.module.named_parameters()}
         return Free(weights, cast(self._bound()), extra)
 
-    def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None) -> Explicit:
+    def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None, watch: str | None = None) -> Explicit:
         if not torch.compiler.is_compiling() and self._constants() != self._decided:
             self._decide()
         free = self._free(dtype)
         kind = free.bound.device.type
         # Factorisations need the full precision.
         with contextlib.nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
-            return sweep(self._blueprint, self.module, free, batch=batch)
+            return sweep(self._blueprint, self.module, free, batch=batch, watch=watch)
 
     def _constants(self) -> list[tuple[int, int]]:
         """Identity and version of every buffer: the rank of a stack may depend on their values."""
@@ -300,6 +300,30 @@ class Lipschitz(nn.Module):
             return ell * torch.linalg.vector_norm(matrix, dim=-1)
         return ell * Fold(layout.cells, None).vector(row_norms(matrix, layout.cells), layout.parts)
 
+    def bound_of(self, value: str) -> float:
+        r"""Certified Lipschitz constant of the map from the input to an intermediate value, :math:`ℓ\|F_t\|`.
+
+        Args:
+            value: Name of a node of :attr:`graph`: an activation, or a sum, concatenation and the like that the rule
+                passes through.
+
+        Raises:
+            GraphError: There is no such value, or the rule does not need its covariance (the output of a free map that
+                goes straight into an activation: ask for the activation).
+        """
+        if value not in self.graph.index:
+            raise GraphError(f"'{value}' is not a value of the graph: {', '.join(self.graph.index)}")
+        node = self.graph[value]
+        while isinstance(node, Wire) and node.role == "order":
+            node = self.graph[node.parents[0]]
+        if isinstance(node, Input):
+            return 1.0
+        with torch.no_grad():
+            found = self._sweep(torch.float64, watch=node.name)
+        if found.watched is None:
+            raise GraphError(f"the covariance of '{value}' is not needed by the rule; ask for an activation")
+        return float(found.bound) * float(operator_norm(found.watched))
+
     def pair_bounds(self) -> Tensor:
         r"""Constant :math:`ℓ\|U'(e_c − e_j)\|` of ``y_c − y_j`` for every pair of outputs, (k, k) in float64."""
         matrix, ell, layout = self._output_map()
@@ -339,7 +363,7 @@ class Lipschitz(nn.Module):
                     continue
                 path, _, _ = name.rpartition(".")
                 layer = plain.get_submodule(path)
-                bias = weights.get(f"{path}.bias", layer.bias)
+                bias = weights.get(f"{path}.bias", cast(Tensor | None, layer.bias))
                 frozen = CircularConv.of(weight, bias, target).train(layer.training)
                 if not path:  # the module is a single convolution
                     return frozen

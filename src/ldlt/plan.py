@@ -312,12 +312,12 @@ class _Planner:
                 blocked |= present[a]
             blocked |= present[a] & (scale != scale[present[a]][0] if bool(present[a].any()) else False)
         by: dict[tuple[str, ...], list[int]] = {}
-        rows = torch.nonzero(~blocked).flatten()
-        if len(rows):
-            table = torch.stack([present[a] for a in origin.terms], 1)[rows]
+        unblocked = torch.nonzero(~blocked).flatten()
+        if len(unblocked):
+            table = torch.stack([present[a] for a in origin.terms], 1)[unblocked]
             kinds, which = torch.unique(table, dim=0, return_inverse=True)
             for k, used in enumerate(kinds.tolist()):
-                by[tuple(a for a, u in zip(origin.terms, used, strict=True) if u)] = rows[which == k].tolist()
+                by[tuple(a for a, u in zip(origin.terms, used, strict=True) if u)] = unblocked[which == k].tolist()
             by = dict(sorted(by.items(), key=lambda item: item[1][0]))
         free = []
         bounded = [int(r) for r in torch.nonzero(blocked).flatten()]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ldlt import activations
 from ldlt.circulant import CirculantWeight
 from ldlt.contraction import Contracted, Contraction
-from ldlt.convolution import Taps
+from ldlt.convolution import Spec, Taps
 from ldlt.elimination import Elimination, Slopes
 from ldlt.generator import Frame, FrameChoice, Generator, combine, linear, reduced, through
 from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
@@ -74,6 +74,7 @@ class Explicit:
         bound: ℓ.
         inverse: Group -> free tensors by role, when the sweep was run backwards (see :func:`sweep`).
         layout: How the output lies on a grid, if it does: ``output`` is then (f, k, q) with k features per cell.
+        watched: ``F_t`` of the value that was asked for, when it was made.
     """
 
     weights: dict[str, Tensor]
@@ -82,6 +83,7 @@ class Explicit:
     bound: Tensor
     inverse: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     layout: Layout | None = None
+    watched: Tensor | None = None
 
 
 def _slopes(node: Activation, place: Place, module: nn.Module, like: Tensor) -> Slopes:
@@ -105,10 +107,17 @@ _LARGEST_MARGIN = 0.9995  # keeps I − UU^* of a given map away from singular i
 
 class _Run:
     def __init__(
-        self, blueprint: Blueprint, module: nn.Module, free: Free, target: Explicit | None, batch: int | None
+        self,
+        blueprint: Blueprint,
+        module: nn.Module,
+        free: Free,
+        target: Explicit | None,
+        batch: int | None,
+        watch: str | None,
     ) -> None:
         self.blueprint, self.module, self.free, self.target = blueprint, module, free, target
-        self.batch = batch
+        self.batch, self.watch = batch, watch
+        self.watched: Tensor | None = None
         self.graph, self.plan = blueprint.graph, blueprint.plan
         source = self.graph.input
         self.state = Elimination(
@@ -256,6 +265,7 @@ class _Run:
         key = (node.name, cells)
         if key not in self.blueprint.wiring:
             inputs = self.graph[node.parents[0]].shape
+            assert isinstance(node.spec, Spec)
             self.blueprint.wiring[key] = Taps(node.spec, node.kernel, inputs, node.shape, cells)
         found: Taps = self.blueprint.wiring[key]
         return found
@@ -347,6 +357,7 @@ class _Run:
                 matrix = base.index_copy(-2, rows.to(base.device), matrix)
             if isinstance(node, Convolution):
                 inputs = self.graph[node.parents[0]].shape
+                assert isinstance(node.spec, Spec)
                 matrix = CirculantWeight(matrix, place.cells, node.spec, inputs, node.shape, self.free.weights[name])
             self.weights[name] = matrix
 
@@ -382,6 +393,7 @@ class _Run:
             if step.cells != self.state.cells:
                 if step.cells is None and self._leaves_grid(step):
                     self.leave_grid(step)
+                    self._look(step)
                     continue
                 self.state.coarsen(step.cells, f"before {step.name}")
             if step.transport is not None:
@@ -390,11 +402,17 @@ class _Run:
                 self.eliminate(self.plan.groups[step.group], step.live)
             elif step.joins is not None:
                 self.join(step.joins)
+            self._look(step)
             self.state.keep(step.live)
         output = self.finish()
         group = self.plan.output
         layout = self.plan.places[group.name].layout if group.free else self.state.live[group.value].layout
-        return Explicit(self.weights, self.multipliers, output, self.free.bound, self.inverse, layout)
+        return Explicit(self.weights, self.multipliers, output, self.free.bound, self.inverse, layout, self.watched)
+
+    def _look(self, step: Step) -> None:
+        """Keep the generator of the value that is asked for; what is eliminated later does not change its constant."""
+        if self.watch is not None and self.watch in (step.transport, step.joins):
+            self.watched = self._flat(self.state.live[self.watch])
 
     def _leaves_grid(self, step: Step) -> bool:
         """Whether a step makes a vector from images by a fixed operation."""
@@ -419,6 +437,7 @@ def sweep(
     free: Free,
     target: Explicit | None = None,
     batch: int | None = None,
+    watch: str | None = None,
 ) -> Explicit:
     """Run the rule over a graph.
 
@@ -430,8 +449,9 @@ def sweep(
             parameters, which it returns in ``inverse``.
         batch: Size of the batch the weights are made for: maps that are larger may come in factored form. None: all are
             explicit.
+        watch: A value of the graph whose generator is wanted.
 
     Raises:
         InfeasibleError: ``target`` does not satisfy the matrix inequality strictly.
     """
-    return _Run(blueprint, module, free, target, batch).run()
+    return _Run(blueprint, module, free, target, batch, watch).run()

@@ -127,6 +127,7 @@ _MAX_POOL = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 def _fixed_image_operation(sub: nn.Module) -> tuple[Any, tuple[Any, ...], str] | None:
     """Function, further arguments and role of a layer that is a fixed linear operation on images."""
     layer = cast(Any, sub)
+    run: Any
     if type(sub) is nn.PixelShuffle:
         return F.pixel_shuffle, (layer.upscale_factor,), "rearrange"
     if type(sub) is nn.PixelUnshuffle:

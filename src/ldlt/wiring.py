@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ldlt.convolution import commutes
 from ldlt.graph import Convolution, Graph, Node, Wire
-from ldlt.grid import Cells, from_cells, local, meet, natural, to_cells, transfer
+from ldlt.grid import Cells, from_cells, impulses, local, meet, natural, to_cells, transfer
 
 __all__ = ["local_maps", "node_cells"]
 
@@ -44,8 +44,7 @@ def local_maps(
     found = []
     for place, shape in enumerate(shapes):
         count = local(shape, cells)
-        start = torch.zeros(count, count, *cells, dtype=torch.float64)
-        start[(..., *(0,) * len(cells))] = torch.eye(count, dtype=torch.float64)
+        start = impulses(count, cells)
         xs = [torch.zeros(count, *s, dtype=torch.float64) for s in shapes]
         xs[place] = from_cells(start, shape)
         with torch.no_grad():
