@@ -263,3 +263,46 @@ def test_images_as_outputs_have_constants_per_pixel():
     assert float(pairs.max()) <= 3.0
     assert net.bound > 1.5
     assert abs(ldlt.lmi.residual(net)) < 1e-10
+
+
+def test_an_image_that_has_lost_a_frequency_is_handled_densely():
+    """``x − shift(x)`` has no mean: its rank is smaller at one frequency, which no grid can express."""
+
+    class Difference(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = conv(1, 2, 2), conv(2, 1, 2)
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(x - torch.roll(x, 1, 2))))
+
+    net = ldlt.Lipschitz(Difference(), input_shape=(1, 3, 4), head="orthogonal")
+    randomise(net, 0, 0.5)
+    assert net.plan.cells == (3, 4)
+    assert net.plan.steps[-1].cells is None
+    assert abs(ldlt.lmi.residual(net)) < 1e-9
+    x = torch.randn(2, 1, 3, 4)
+    torch.testing.assert_close(net.freeze()(x), net(x).detach())
+
+
+def test_certificates_of_frozen_and_of_plain_convolutions():
+    """The optimal bound is proven on unrolled matrices, and is not above the one the network was built with."""
+    module = nn.Sequential(conv(1, 2, 2), nn.ReLU(), nn.AvgPool2d(2), conv(2, 2, 2, 1), nn.MaxPool2d(2))
+    net = ldlt.Lipschitz(nn.Sequential(module, nn.Flatten(), nn.Linear(2, 2)), bound=1.3, input_shape=(1, 4, 4))
+    randomise(net, 0, 0.5)
+    found = ldlt.certify(net.freeze(), input_shape=(1, 4, 4))
+    assert 0 < found.bound <= 1.3 * (1 + 1e-6)
+    plain = nn.Sequential(conv(1, 2, 2), nn.ReLU(), conv(2, 1, 2), nn.Flatten(), nn.Linear(9, 1))
+    bound = ldlt.certify(plain, input_shape=(1, 3, 3)).bound
+    x = torch.randn(50, 1, 3, 3)
+    slopes = torch.func.vmap(torch.func.jacrev(lambda z: plain(z[None])[0]))(x).detach()
+    assert float(slopes.flatten(1).norm(dim=1).max()) <= bound < torch.inf
+
+
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
+def test_as_many_frequencies_as_channels(contraction):
+    """Three frequencies of three channels: a stack of three matrices must not be mistaken for three vectors."""
+    module = nn.Sequential(conv(3, 3, 1), nn.ReLU(), conv(3, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(15, 3))
+    net = ldlt.Lipschitz(module, input_shape=(3, 5), contraction=contraction, head="orthogonal")
+    randomise(net, 0)
+    assert abs(ldlt.lmi.residual(net)) < 1e-10

@@ -119,7 +119,8 @@ class InverseRoot(Root):
         return torch.where((info == 0)[..., None, None], solution, torch.nan)
 
     def dense(self) -> Tensor:
-        return self.solve(torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device))
+        eye = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
+        return self.solve(eye.expand_as(self.matrix))  # expanded, or n matrices would take it for n vectors
 
     def right_divide(self, x: Tensor) -> Tensor:
         return x @ self.matrix.mH

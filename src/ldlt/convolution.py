@@ -92,8 +92,8 @@ class Spec:
         if not self.border:
             return x
         low = self.border[::2][::-1]  # F.pad counts dimensions from the last one
-        inner: list[Any] = [slice(a, a + n) for a, n in zip(low, spatial, strict=True)]
-        return x[tuple([...] + inner)]
+        index: list[Any] = [..., *(slice(a, a + n) for a, n in zip(low, spatial, strict=True))]
+        return x[tuple(index)]
 
     def taps(self, weight: Tensor) -> Tensor:
         """The weight of a layer as (c_out, c_in, taps), with zeros between groups."""

@@ -36,7 +36,6 @@ import torch
 from torch import Tensor
 
 from ldlt.contraction import AdjointRoot, Contracted, IdentityRoot, given
-from ldlt.errors import GraphError
 from ldlt.generator import (
     Frame,
     FrameChoice,
@@ -169,6 +168,9 @@ class Elimination:
             move: Name under which the structural decision is kept.
             members: Values in the stack.
             survivors: Values that are read after the move.
+
+        Raises:
+            UnevenRankError: With the name of the move; it must be done in the dense representation.
         """
         stack = [self.live[m].rows(None) for m in members]
         others = [self.live[s] for s in survivors if s in self.live]
@@ -177,11 +179,7 @@ class Elimination:
                 try:
                     self.choices[move] = choose_frame(stack, others)
                 except UnevenRankError as error:
-                    raise GraphError(
-                        f"what feeds '{move}' has lost some frequencies of the image (a difference of an image and its "
-                        "shift, say), "
-                        "which has no rule on a grid; use convolutions with free weights there"
-                    ) from error
+                    raise UnevenRankError(move) from error
         return factor_stack(stack, self.choices[move], others, 2 * math.sqrt(self.unit))
 
     # -- moves -------------------------------------------------------------------------------------------------------

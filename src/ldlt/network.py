@@ -19,6 +19,7 @@ from ldlt.circulant import CirculantWeight
 from ldlt.contraction import get_contraction
 from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.frozen import CircularConv
+from ldlt.generator import UnevenRankError
 from ldlt.graph import Convolution, Graph, Input, Wire
 from ldlt.grid import Fold, Layout, operator_norm, row_norms
 from ldlt.heads import get_head
@@ -191,9 +192,19 @@ class Lipschitz(nn.Module):
         free = Free(weights, torch.ones((), dtype=torch.float64), extra)
         with torch.no_grad():
             module = copy.deepcopy(self.module).double().cpu()
-            self._blueprint.choices.clear()
-            self._blueprint.wiring.clear()
-            sweep(self._blueprint, module, free)
+            dense: frozenset[str] = frozenset()
+            while True:
+                self._blueprint.choices.clear()
+                self._blueprint.wiring.clear()
+                try:
+                    sweep(self._blueprint, module, free)
+                    break
+                except UnevenRankError as error:  # a difference of an image and its shift has no mean, say
+                    if str(error) in dense:
+                        raise GraphError(f"the rank of what feeds '{error}' cannot be decided") from error
+                    dense |= {str(error)}
+                    joint = _joint(self.graph, self.module)
+                    self._blueprint.plan = make_plan(self.graph, self.module, joint, dense)
         self._decided = self._constants()
 
     @property

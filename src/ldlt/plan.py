@@ -256,8 +256,10 @@ def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
 
 
 class _Planner:
-    def __init__(self, graph: Graph, module: nn.Module, joint: set[str], demoted: set[str]) -> None:
-        self.graph, self.module, self.joint, self.demoted = graph, module, joint, demoted
+    def __init__(
+        self, graph: Graph, module: nn.Module, joint: set[str], demoted: set[str], dense: frozenset[str]
+    ) -> None:
+        self.graph, self.module, self.joint, self.demoted, self.dense = graph, module, joint, demoted, dense
         self.origins = _origins(graph, module)
         self.ancestors = _ancestors(graph)
         self.owned: dict[str, Tensor] = {}  # affine -> rows that a group normalises
@@ -356,7 +358,7 @@ class _Planner:
         steps = _with_liveness(order.steps, self.graph, flat, output)
         weights = {a.name: a.weight for a in self.graph.affines}
         plan = Plan(steps, flat, output, weights)
-        return _Grids(self.graph, self.module, plan).place()
+        return _Grids(self.graph, self.module, plan, self.dense).place()
 
     def _output(self) -> Group:
         value = self.graph.output
@@ -372,8 +374,8 @@ class _Planner:
 class _Grids:
     """Chooses the grid of every step, and finds where the rows of the groups lie on it."""
 
-    def __init__(self, graph: Graph, module: nn.Module, plan: Plan) -> None:
-        self.graph, self.module, self.plan = graph, module, plan
+    def __init__(self, graph: Graph, module: nn.Module, plan: Plan, dense: frozenset[str]) -> None:
+        self.graph, self.module, self.plan, self.dense = graph, module, plan, dense
         self.cells: dict[str, Cells] = {}  # node -> finest grid of the operation
         self.images: dict[str, tuple[int, ...] | None] = {}  # value -> the shape in which it lies on a grid
         if graph.has_images:
@@ -398,6 +400,8 @@ class _Grids:
 
     def _group_cells(self, group: Group) -> Cells:
         """The finest grid for a group."""
+        if group.name in self.dense:
+            return None
         if not group.free and group.is_output:
             image = self.images[group.value]
             return None if image is None else natural(image)
@@ -579,18 +583,19 @@ def _reads(step: Step, graph: Graph, groups: dict[str, Group]) -> list[str]:
     return [g.name for g in groups.values() if g.node == step.joins]
 
 
-def make_plan(graph: Graph, module: nn.Module, joint: set[str]) -> Plan:
+def make_plan(graph: Graph, module: nn.Module, joint: set[str], dense: frozenset[str] = frozenset()) -> Plan:
     """The plan of a graph.
 
     Args:
         graph: A traced graph.
         module: The module it was traced from, for its constants.
         joint: Names of activations that mix entries (GroupSort and the like): their rows are never split.
+        dense: Names of groups that are not done on a grid.
     """
     demoted: set[str] = set()
     while True:
         try:
-            return _Planner(graph, module, joint, demoted).plan()
+            return _Planner(graph, module, joint, demoted, dense).plan()
         except RecursionError as error:
             raise GraphError(
                 "the graph has too long a chain of operations without an activation between them"
