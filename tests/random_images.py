@@ -56,7 +56,7 @@ class RandomImages(nn.Module):
             if kind in ("act", "conv"):
                 chosen = list(dict.fromkeys([p, rng.choice(alike)]))
                 for q in chosen:
-                    size_k = rng.choice([1, 3, 3, 2, 5])
+                    size_k = rng.choice([k for k in (1, 3, 3, 2, 5) if k // 2 <= min(s)])
                     groups = 2 if shapes[q][0] % 2 == 0 and width % 2 == 0 and rng.random() < 0.3 else 1
                     self.layers[f"l{i}_{q}"] = conv(shapes[q][0], width, dims, size_k, groups=groups)
                 out = (width, *s)

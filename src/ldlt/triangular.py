@@ -98,7 +98,8 @@ class _Contract(_Function):
     def forward(weight: Tensor, alpha: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         gram = weight @ weight.mH
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        used = alpha + SHARE * unit * diagonal.real.sum(-1).amax()  # one for all matrices of a stack
+        energy = diagonal.real.sum(-1)
+        used = alpha + SHARE * unit * (energy.amax() if energy.ndim else energy)  # one for all matrices of a stack
         diagonal.add_(used)
         _factor_in_place(gram)
         frame = torch.zeros_like(used.reshape(-1)[0], dtype=gram.dtype).expand(gram.shape)
@@ -264,8 +265,10 @@ class _Scale(_Function):
         grad_rows = grad_columns = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             share = (grad * output.conj()).real
-            grad_rows = share.sum(-1).sum_to_size(rows.shape) / rows
-            grad_columns = share.sum(-2).sum_to_size(columns.shape) / columns
+            grad_rows, grad_columns = share.sum(-1), share.sum(-2)
+            if share.ndim > 2:  # the same vectors for all matrices of a stack
+                grad_rows, grad_columns = grad_rows.sum_to_size(rows.shape), grad_columns.sum_to_size(columns.shape)
+            grad_rows, grad_columns = grad_rows / rows, grad_columns / columns
         return scale_both(grad, rows, columns), grad_rows, grad_columns
 
 
