@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from ldlt.certificates.certificate import CERTIFIED, Certificate, freeze_certified, issue
+from ldlt.certificates.certificate import CERTIFIED, NOT_CERTIFIED, Certificate, freeze_certified, issue
 from ldlt.certificates.fingerprint import fingerprint
 from ldlt.certificates.layerwise import eclipse, product
 from ldlt.certificates.local import local_problem
-from ldlt.certificates.optimise import Solution, Step, bound_of, minimise
+from ldlt.certificates.optimise import SMALLEST, Solution, Step, bound_of, minimise
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
-from ldlt.errors import OptionError, ShapeError
+from ldlt.errors import InfeasibleError, OptionError, ShapeError
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
@@ -54,8 +54,8 @@ def certify(
         progress: Called after every step of the search.
 
     Returns:
-        A certificate; ``certificate.rigorous`` tells whether the bound was proven with all rounding errors. Where the
-        proof does not pass, ``certificate.reason`` says why.
+        A certificate; ``certificate.rigorous`` tells whether the bound was proven with all rounding errors. Where there
+        is no bound or no proof, its status is ``"not certified"`` and ``certificate.reason`` says why.
 
     Raises:
         UnsupportedOpError: The network has an operation without a rule.
@@ -87,7 +87,10 @@ def certify(
     problem = Problem.build(graph, model) if region is None else local_problem(graph, model, region)
     if method == "product":
         return _unproven(graph, model, shape, product(problem), {}, "product of norms", region)
-    solution = _solve(problem, method, time_limit, tolerance, progress)
+    try:
+        solution = _solve(problem, method, time_limit, tolerance, progress)
+    except InfeasibleError as error:
+        return _refused(graph, model, shape, method, region, str(error))
     if region is None:
         return issue(model, shape, solution.multipliers, solution.bound, method=method)
     found = issue(model, shape, solution.multipliers, solution.bound, method=f"{method}, local", region=region)
@@ -105,8 +108,11 @@ def _solve(
 ) -> Solution:
     if method == "sdp":
         return solve_sdp(problem)
-    if method == "eclipse":
-        _, flat = eclipse(problem)
+    if method == "eclipse" and problem.output:
+        try:
+            _, flat = eclipse(problem)
+        except (ArithmeticError, torch.linalg.LinAlgError) as error:
+            raise InfeasibleError(f"the numbers overflow: weights or slopes are too large ({error})") from error
         multipliers = problem.full(flat)
         return Solution(bound_of(problem, multipliers), multipliers, 0.0, False, "closed form")
     return minimise(problem, time_limit=time_limit, tolerance=tolerance, progress=progress)
@@ -122,10 +128,34 @@ def _unproven(
     region: Region | None,
 ) -> Certificate:
     """A bound in floating point, raised by what its computation may have lost, without a proof."""
+    bound = max(bound, SMALLEST) * (1 + 1e-9)
+    if not math.isfinite(bound):
+        return _refused(graph, model, shape, method, region, "the bound overflows: weights or slopes are too large")
+    return _certificate(graph, model, shape, method, region, bound, CERTIFIED, "", multipliers)
+
+
+def _refused(
+    graph: Graph, model: nn.Module, shape: tuple[int, ...], method: str, region: Region | None, reason: str
+) -> Certificate:
+    """A certificate of nothing, with the reason."""
+    return _certificate(graph, model, shape, method, region, math.inf, NOT_CERTIFIED, reason, {})
+
+
+def _certificate(
+    graph: Graph,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    method: str,
+    region: Region | None,
+    bound: float,
+    status: str,
+    reason: str,
+    multipliers: dict[str, torch.Tensor],
+) -> Certificate:
     return Certificate(
-        bound=bound * (1 + 1e-9),
-        status=CERTIFIED,
-        reason="",
+        bound=bound,
+        status=status,
+        reason=reason,
         method=method,
         multipliers=multipliers,
         rigorous=False,
