@@ -88,7 +88,7 @@ class Network:
                 self.sizes[node.name], self.levels[node.name] = node.features, 0
                 values[node.name] = {node.name: Ball.eye(node.features)}
             elif isinstance(node, Affine):
-                weight = Ball.exact(self._tensor(node.weight))
+                weight = Ball.exact(self.tensor(node.weight))
                 values[node.name] = {b: weight @ block for b, block in parents[0].items()}
             elif isinstance(node, Activation):
                 given = None if slopes is None else slopes.get(node.name)
@@ -97,11 +97,11 @@ class Network:
                 self.levels[node.name] = depth[node.name]
             else:
                 assert isinstance(node, Wire)
-                values[node.name] = self._wire(node, parents)
+                values[node.name] = self.wire(node, parents)
         self.output: Blocks = values[graph.output]
         self.outputs = graph[graph.output].features
 
-    def _tensor(self, path: str) -> np.ndarray:
+    def tensor(self, path: str) -> np.ndarray:
         found = lookup(self.module, path)
         assert isinstance(found, Tensor)
         if not found.is_floating_point() or found.dtype.itemsize > 8:
@@ -131,7 +131,7 @@ class Network:
                 value[b] = factor[:, None] * block
         return value
 
-    def _wire(self, node: Wire, parents: list[Blocks]) -> Blocks:
+    def wire(self, node: Wire, parents: list[Blocks]) -> Blocks:
         if node.role == "order":
             return parents[0]
         if node.role == "rearrange":
@@ -177,7 +177,7 @@ class Network:
         for arg in (*node.args, *(v for _, v in node.kwargs)):
             path = getattr(arg, "path", None)
             if path is not None:
-                self._tensor(path)  # refuses what is not finite
+                self.tensor(path)  # refuses what is not finite
         run = node.bind(self.module)
         found = []
         for place, name in enumerate(node.parents):
