@@ -10,14 +10,17 @@ import torch
 from torch import nn
 
 from ldlt.certificates.certificate import CERTIFIED, NOT_CERTIFIED, Certificate, freeze_certified, issue
-from ldlt.certificates.fingerprint import fingerprint
+from ldlt.certificates.fingerprint import fingerprint, tensor_fingerprint
+from ldlt.certificates.layered import layer_norms
 from ldlt.certificates.layerwise import eclipse, product
 from ldlt.certificates.local import local_problem
 from ldlt.certificates.optimise import SMALLEST, Solution, Step, bound_of, minimise
 from ldlt.certificates.problem import Problem
+from ldlt.certificates.proof import LARGEST
 from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
-from ldlt.errors import InfeasibleError, OptionError, ShapeError
+from ldlt.certificates.unrolled import TooLargeError, unrolled
+from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError, UnsupportedOpError
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
@@ -28,6 +31,8 @@ __all__ = ["METHODS", "certify"]
 METHODS = ("optimal", "sdp", "eclipse", "product")
 """``optimal``: the best multipliers, by the package's own methods. ``sdp``: the same by cvxpy. ``eclipse``: ECLipsE's
 multipliers, for chains. ``product``: norms multiplied along the graph, without multipliers."""
+
+_REPLACEABLE = ("optimal", "product")  # methods for which norms of single layers may stand in
 
 
 def certify(
@@ -44,7 +49,9 @@ def certify(
 
     Args:
         model: A plain network of the operations that :class:`ldlt.Lipschitz` accepts, such a network itself (its
-            ``freeze()`` is certified, with the multipliers it was built with), or an ONNX file.
+            ``freeze()`` is certified, with the multipliers it was built with), or an ONNX file. Convolutions of small
+            inputs are written as matrices. Larger ones, and layers without a rule such as max pooling, leave norms of
+            single layers, a loose bound; ``certificate.method`` then says so, and why.
         input_shape: Shape of one input, without the batch dimension. Not needed where the model tells.
         method: One of :data:`METHODS`.
         region: Bound the slope between any two points of a ball or box only. Such bounds account for rounding by
@@ -83,7 +90,12 @@ def certify(
     if input_shape is None:
         raise ShapeError("input_shape is needed: the shape of one input, without the batch dimension")
     shape = sample_shape(input_shape)
-    graph = trace(model, shape)
+    try:
+        model, graph = _traced(model, shape)
+    except (TooLargeError, UnsupportedOpError) as error:
+        if region is not None or method not in _REPLACEABLE:
+            raise
+        return _layered(model, shape, error)
     problem = Problem.build(graph, model) if region is None else local_problem(graph, model, region)
     if method == "product":
         return _unproven(graph, model, shape, product(problem), {}, "product of norms", region)
@@ -97,6 +109,41 @@ def certify(
     if found.is_certified:
         return found
     return _unproven(graph, model, shape, solution.bound, solution.multipliers, f"{method}, local, unproven", region)
+
+
+def _traced(model: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Graph]:
+    """The network with dense layers in place of convolutions, and its graph."""
+    plain = unrolled(model, shape)
+    graph = trace(plain, shape)
+    size = sum(n.features for n in (graph.input, *graph.activations))
+    if plain is not model and size > LARGEST:
+        raise TooLargeError(f"with convolutions as matrices it has {size} inputs and neurons, more than {LARGEST}")
+    return plain, graph
+
+
+def _layered(model: nn.Module, shape: tuple[int, ...], cause: GraphError) -> Certificate:
+    """The last resort: norms of single layers. Where there is no rule for that either, the cause is raised."""
+    try:
+        bound = layer_norms(model, shape)
+    except UnsupportedOpError:
+        raise cause from None
+    bound = max(bound, SMALLEST) * (1 + 1e-9)
+    finite = math.isfinite(bound)
+    with torch.no_grad():
+        like = next((p for p in model.parameters()), torch.zeros(()))
+        outputs = model(torch.zeros(1, *shape).to(like)).numel()
+    return Certificate(
+        bound=bound if finite else math.inf,
+        status=CERTIFIED if finite else NOT_CERTIFIED,
+        reason="" if finite else "the bound overflows: weights are too large",
+        method=f"norms of single layers, because {cause}"[:200],
+        multipliers={},
+        rigorous=False,
+        residual=math.nan,
+        input_shape=shape,
+        outputs=outputs,
+        fingerprint=tensor_fingerprint(model),
+    )
 
 
 def _solve(

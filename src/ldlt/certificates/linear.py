@@ -102,6 +102,7 @@ class Network:
         self.outputs = graph[graph.output].features
 
     def tensor(self, path: str) -> np.ndarray:
+        """A tensor of the module in float64; refused if an entry is not finite."""
         found = lookup(self.module, path)
         assert isinstance(found, Tensor)
         if not found.is_floating_point() or found.dtype.itemsize > 8:
@@ -132,6 +133,7 @@ class Network:
         return value
 
     def wire(self, node: Wire, parents: list[Blocks]) -> Blocks:
+        """A fixed linear operation, block by block, with error bounds."""
         if node.role == "order":
             return parents[0]
         if node.role == "rearrange":
