@@ -49,6 +49,7 @@ CERTIFIED, NOT_CERTIFIED = "certified", "not certified"
 
 _MOST_OUTPUTS = 512  # for which constants of all pairs are stored
 _DENSE = 2000  # largest matrix whose eigenvalues are computed
+_LARGEST_SQUARE = 1e150  # bound whose square is a number
 
 
 def _versions() -> dict[str, str]:
@@ -286,7 +287,8 @@ def _residual(
         return math.nan  # the matrix of :mod:`ldlt.lmi` is the one for all inputs
     size = sum(n.features for n in (graph.input, *graph.activations))
     complete = len(multipliers) == len(graph.activations)
-    if not complete or size > _DENSE or not all(bool(m.isfinite().all()) for m in multipliers.values()):
+    finite = bound < _LARGEST_SQUARE and all(bool(m.isfinite().all()) for m in multipliers.values())
+    if not complete or size > _DENSE or not finite:
         return math.nan
     matrix = lmi.from_graph(graph, model, dict(model.named_parameters()), multipliers, bound)
     return matrix.residual if bool(matrix.matrix.isfinite().all()) else math.nan
