@@ -1,6 +1,6 @@
 """Stacked training against a plain loop over folds, same batches, same results.
 
-    python benchmarks/bench_speed.py [--sets iris wine ...] [--families ...] [--epochs 40] [--repeats 3]
+    python benchmarks/bench_speed.py [--sets iris wine ...] [--families ...] [--epochs 50] [--repeats 3]
 
 The loop is what one would write: for every fold a module, ``torch.optim.AdamW``, batches, ``loss.backward()``, and a
 validation pass per epoch. The stacked run is the benchmark's own (``ldlt.bench.training``), its recording of programs
@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", default=list(SMALL), help="embedded data sets")
     parser.add_argument("--families", nargs="+", default=list(STUDY_FAMILIES))
-    parser.add_argument("--epochs", type=int, default=40, help="epochs of both (no early stop)")
+    parser.add_argument("--epochs", type=int, default=50, help="epochs of both (no early stop)")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -116,3 +116,22 @@ def test_refusals() -> None:
         ldlt.certify(3)
     with pytest.raises(UnsupportedOpError):
         ldlt.certify(nn.Sequential(nn.Linear(5, 5), nn.Softmax(1)), 5)
+
+
+@pytest.mark.parametrize("method", ["optimal", "eclipse", "product"])
+def test_constant_networks_and_overflow(method, tmp_path) -> None:
+    """A constant network has every positive bound; weights that overflow have none. Both are said, not raised."""
+    net = _net().double()
+    with torch.no_grad():
+        net[2].weight.zero_()
+    found = ldlt.certify(net, 5, method=method)
+    assert found.status == "certified"
+    assert 0 < found.bound < 1e-9
+    found.save(tmp_path / "net.json")
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(1e200)
+    found = ldlt.certify(net, 5, method=method)
+    assert found.status == "not certified"
+    assert found.reason
+    assert found.bound == float("inf")

@@ -17,7 +17,7 @@ from ldlt import activations, attack, lmi
 from ldlt.certificates.elimination import eliminate
 from ldlt.certificates.layerwise import eclipse, product
 from ldlt.certificates.local import local_problem, ranges
-from ldlt.certificates.optimise import bound_of, minimise
+from ldlt.certificates.optimise import SMALLEST, bound_of, minimise
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
@@ -237,12 +237,12 @@ def test_zero_weights():
     with torch.no_grad():
         net[2].weight.zero_()
     found = minimise(problem_of(net, 3)[1])
-    assert found.bound == 0.0
+    assert found.bound == SMALLEST
     assert found.converged
     with torch.no_grad():
         net[0].weight.zero_()
         net[2].weight.fill_(1.0)
-    assert minimise(problem_of(net, 3)[1]).bound == 0.0  # constant: biases only
+    assert minimise(problem_of(net, 3)[1]).bound == SMALLEST  # constant: biases only
 
 
 @pytest.mark.parametrize("dense", [True, False])

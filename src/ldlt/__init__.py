@@ -6,7 +6,9 @@
 (torch.Size([2, 3]), 1.0)
 """
 
-from ldlt import activations, attack, lmi, nn, paper
+from typing import Any
+
+from ldlt import activations, attack, empirical, lmi, nn, paper
 from ldlt._version import __version__
 from ldlt.certificates import Certificate, Region, certify, verify
 from ldlt.errors import (
@@ -23,12 +25,14 @@ from ldlt.errors import (
     UnsupportedOpError,
 )
 from ldlt.network import Lipschitz, Scaled
-from ldlt.radius import certified_accuracy, certified_radius
+from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
+from ldlt.rounding import forward_error
 
 __all__ = [
     "BoundError",
     "Certificate",
     "CertificateError",
+    "Curve",
     "GraphError",
     "InfeasibleError",
     "LdltError",
@@ -45,10 +49,22 @@ __all__ = [
     "activations",
     "attack",
     "certified_accuracy",
+    "certified_curve",
     "certified_radius",
     "certify",
+    "empirical",
+    "forward_error",
     "lmi",
     "nn",
     "paper",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, which need the extra ``sklearn``, are imported when they are asked for."""
+    if name in ("LipschitzClassifier", "LipschitzRegressor"):
+        from ldlt import estimators  # noqa: PLC0415
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

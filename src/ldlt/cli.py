@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ldlt._version import __version__
 from ldlt.bench import command
+from ldlt.certificates.command import add_certify, add_verify
 from ldlt.errors import LdltError
 
 __all__ = ["main"]
@@ -21,6 +22,8 @@ _EXAMPLES = """examples:
   ldlt demo --set wine --epochs 80 --json  another set, figures for machines
   ldlt figure factors ldl.png              structure of the LDL' factors of the paper's residual block
   ldlt figure b artefacts.svg              |B| with symmetric and with Cholesky roots
+  ldlt certify net.onnx                    bound the Lipschitz constant of a trained network, proven
+  ldlt verify net.cert.json net.onnx       check a certificate, from the network's own weights
   ldlt data list                           data sets that need no download
   ldlt bench --sets iris wine --epochs 5   compare all families, a first look
   ldlt report                              the page of the last benchmark
@@ -113,6 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("path", nargs="?", help="archive (zip or folder); default: LDLT_UCI or the user's cache")
     data.set_defaults(run=_data)
 
+    add_certify(commands)
+    add_verify(commands)
     command.add_bench(commands)
     command.add_report(commands)
     return parser

@@ -37,6 +37,7 @@ from ldlt.certificates.fingerprint import fingerprint
 from ldlt.certificates.local import ranges
 from ldlt.certificates.proof import prove, prove_gram, prove_smallest
 from ldlt.certificates.region import Region
+from ldlt.certificates.unrolled import unrolled
 from ldlt.errors import CertificateError, LdltError
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz
@@ -48,6 +49,7 @@ CERTIFIED, NOT_CERTIFIED = "certified", "not certified"
 
 _MOST_OUTPUTS = 512  # for which constants of all pairs are stored
 _DENSE = 2000  # largest matrix whose eigenvalues are computed
+_LARGEST_SQUARE = 1e150  # bound whose square is a number
 
 
 def _versions() -> dict[str, str]:
@@ -174,7 +176,8 @@ def issue(
         reason.
     """
     shape = tuple(int(n) for n in input_shape)
-    graph = trace(_plain(model), shape)
+    model = _plain(model, shape)
+    graph = trace(model, shape)
     slopes = None if region is None else ranges(graph, model, region).slopes
     proof = prove_smallest(graph, model, multipliers, bound, largest, least=least, slopes=slopes)
     outputs = graph[graph.output].features
@@ -232,7 +235,8 @@ def verify(source: str | os.PathLike[str] | Certificate, model: nn.Module) -> Ce
     if not stated.is_certified:
         raise CertificateError(f"the certificate does not certify anything: {stated.reason or 'no reason is given'}")
     try:
-        graph = trace(_plain(model), stated.input_shape)
+        model = _plain(model, stated.input_shape)
+        graph = trace(model, stated.input_shape)
         found = fingerprint(graph, model)
     except LdltError as error:
         if isinstance(error, CertificateError):
@@ -263,12 +267,13 @@ def verify(source: str | os.PathLike[str] | Certificate, model: nn.Module) -> Ce
     )
 
 
-def _plain(model: nn.Module) -> nn.Module:
+def _plain(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """The network with plain weights and dense layers; refuses one that computes its weights."""
     if not isinstance(model, nn.Module):
         raise CertificateError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     if any(isinstance(m, Lipschitz) for m in model.modules()):
         raise CertificateError("the model computes its weights while it runs; certify what net.freeze() returns")
-    return model
+    return unrolled(model, shape)
 
 
 def _residual(
@@ -282,7 +287,8 @@ def _residual(
         return math.nan  # the matrix of :mod:`ldlt.lmi` is the one for all inputs
     size = sum(n.features for n in (graph.input, *graph.activations))
     complete = len(multipliers) == len(graph.activations)
-    if not complete or size > _DENSE or not all(bool(m.isfinite().all()) for m in multipliers.values()):
+    finite = bound < _LARGEST_SQUARE and all(bool(m.isfinite().all()) for m in multipliers.values())
+    if not complete or size > _DENSE or not finite:
         return math.nan
     matrix = lmi.from_graph(graph, model, dict(model.named_parameters()), multipliers, bound)
     return matrix.residual if bool(matrix.matrix.isfinite().all()) else math.nan

@@ -9,15 +9,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from ldlt.certificates.certificate import CERTIFIED, Certificate, freeze_certified, issue
-from ldlt.certificates.fingerprint import fingerprint
+from ldlt.certificates.certificate import CERTIFIED, NOT_CERTIFIED, Certificate, freeze_certified, issue
+from ldlt.certificates.fingerprint import fingerprint, tensor_fingerprint
+from ldlt.certificates.layered import layer_norms
 from ldlt.certificates.layerwise import eclipse, product
 from ldlt.certificates.local import local_problem
-from ldlt.certificates.optimise import Solution, Step, bound_of, minimise
+from ldlt.certificates.optimise import SMALLEST, Solution, Step, bound_of, minimise
 from ldlt.certificates.problem import Problem
+from ldlt.certificates.proof import LARGEST
 from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
-from ldlt.errors import OptionError, ShapeError
+from ldlt.certificates.unrolled import TooLargeError, unrolled
+from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError, UnsupportedOpError
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
@@ -28,6 +31,8 @@ __all__ = ["METHODS", "certify"]
 METHODS = ("optimal", "sdp", "eclipse", "product")
 """``optimal``: the best multipliers, by the package's own methods. ``sdp``: the same by cvxpy. ``eclipse``: ECLipsE's
 multipliers, for chains. ``product``: norms multiplied along the graph, without multipliers."""
+
+_REPLACEABLE = ("optimal", "product")  # methods for which norms of single layers may stand in
 
 
 def certify(
@@ -44,7 +49,9 @@ def certify(
 
     Args:
         model: A plain network of the operations that :class:`ldlt.Lipschitz` accepts, such a network itself (its
-            ``freeze()`` is certified, with the multipliers it was built with), or an ONNX file.
+            ``freeze()`` is certified, with the multipliers it was built with), or an ONNX file. Convolutions of small
+            inputs are written as matrices. Larger ones, and layers without a rule such as max pooling, leave norms of
+            single layers, a loose bound; ``certificate.method`` then says so, and why.
         input_shape: Shape of one input, without the batch dimension. Not needed where the model tells.
         method: One of :data:`METHODS`.
         region: Bound the slope between any two points of a ball or box only. Such bounds account for rounding by
@@ -54,8 +61,8 @@ def certify(
         progress: Called after every step of the search.
 
     Returns:
-        A certificate; ``certificate.rigorous`` tells whether the bound was proven with all rounding errors. Where the
-        proof does not pass, ``certificate.reason`` says why.
+        A certificate; ``certificate.rigorous`` tells whether the bound was proven with all rounding errors. Where there
+        is no bound or no proof, its status is ``"not certified"`` and ``certificate.reason`` says why.
 
     Raises:
         UnsupportedOpError: The network has an operation without a rule.
@@ -83,17 +90,60 @@ def certify(
     if input_shape is None:
         raise ShapeError("input_shape is needed: the shape of one input, without the batch dimension")
     shape = sample_shape(input_shape)
-    graph = trace(model, shape)
+    try:
+        model, graph = _traced(model, shape)
+    except (TooLargeError, UnsupportedOpError) as error:
+        if region is not None or method not in _REPLACEABLE:
+            raise
+        return _layered(model, shape, error)
     problem = Problem.build(graph, model) if region is None else local_problem(graph, model, region)
     if method == "product":
         return _unproven(graph, model, shape, product(problem), {}, "product of norms", region)
-    solution = _solve(problem, method, time_limit, tolerance, progress)
+    try:
+        solution = _solve(problem, method, time_limit, tolerance, progress)
+    except InfeasibleError as error:
+        return _refused(graph, model, shape, method, region, str(error))
     if region is None:
         return issue(model, shape, solution.multipliers, solution.bound, method=method)
     found = issue(model, shape, solution.multipliers, solution.bound, method=f"{method}, local", region=region)
     if found.is_certified:
         return found
     return _unproven(graph, model, shape, solution.bound, solution.multipliers, f"{method}, local, unproven", region)
+
+
+def _traced(model: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Graph]:
+    """The network with dense layers in place of convolutions, and its graph."""
+    plain = unrolled(model, shape)
+    graph = trace(plain, shape)
+    size = sum(n.features for n in (graph.input, *graph.activations))
+    if plain is not model and size > LARGEST:
+        raise TooLargeError(f"with convolutions as matrices it has {size} inputs and neurons, more than {LARGEST}")
+    return plain, graph
+
+
+def _layered(model: nn.Module, shape: tuple[int, ...], cause: GraphError) -> Certificate:
+    """The last resort: norms of single layers. Where there is no rule for that either, the cause is raised."""
+    try:
+        bound = layer_norms(model, shape)
+    except UnsupportedOpError:
+        raise cause from None
+    bound = max(bound, SMALLEST) * (1 + 1e-9)
+    finite = math.isfinite(bound)
+    with torch.no_grad():
+        like = next((p for p in model.parameters()), torch.zeros(()))
+        outputs = model(torch.zeros(1, *shape).to(like)).numel()
+    return Certificate(
+        bound=bound if finite else math.inf,
+        status=CERTIFIED if finite else NOT_CERTIFIED,
+        reason="" if finite else "the bound overflows: weights are too large",
+        method=f"norms of single layers, because {cause}"[:200],
+        multipliers={},
+        rigorous=False,
+        residual=math.nan,
+        input_shape=shape,
+        outputs=outputs,
+        fingerprint=tensor_fingerprint(model),
+    )
 
 
 def _solve(
@@ -105,8 +155,11 @@ def _solve(
 ) -> Solution:
     if method == "sdp":
         return solve_sdp(problem)
-    if method == "eclipse":
-        _, flat = eclipse(problem)
+    if method == "eclipse" and problem.output:
+        try:
+            _, flat = eclipse(problem)
+        except (ArithmeticError, torch.linalg.LinAlgError) as error:
+            raise InfeasibleError(f"the numbers overflow: weights or slopes are too large ({error})") from error
         multipliers = problem.full(flat)
         return Solution(bound_of(problem, multipliers), multipliers, 0.0, False, "closed form")
     return minimise(problem, time_limit=time_limit, tolerance=tolerance, progress=progress)
@@ -122,10 +175,34 @@ def _unproven(
     region: Region | None,
 ) -> Certificate:
     """A bound in floating point, raised by what its computation may have lost, without a proof."""
+    bound = max(bound, SMALLEST) * (1 + 1e-9)
+    if not math.isfinite(bound):
+        return _refused(graph, model, shape, method, region, "the bound overflows: weights or slopes are too large")
+    return _certificate(graph, model, shape, method, region, bound, CERTIFIED, "", multipliers)
+
+
+def _refused(
+    graph: Graph, model: nn.Module, shape: tuple[int, ...], method: str, region: Region | None, reason: str
+) -> Certificate:
+    """A certificate of nothing, with the reason."""
+    return _certificate(graph, model, shape, method, region, math.inf, NOT_CERTIFIED, reason, {})
+
+
+def _certificate(
+    graph: Graph,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    method: str,
+    region: Region | None,
+    bound: float,
+    status: str,
+    reason: str,
+    multipliers: dict[str, torch.Tensor],
+) -> Certificate:
     return Certificate(
-        bound=bound * (1 + 1e-9),
-        status=CERTIFIED,
-        reason="",
+        bound=bound,
+        status=status,
+        reason=reason,
         method=method,
         multipliers=multipliers,
         rigorous=False,

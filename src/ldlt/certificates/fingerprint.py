@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import hashlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from ldlt.errors import GraphError
 from ldlt.graph import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Ref, Wire
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "tensor_fingerprint"]
 
 _IGNORED = {"training", "inplace"}  # they do not change the function
 
@@ -37,14 +38,7 @@ def fingerprint(graph: Graph, module: nn.Module) -> str:
     Raises:
         GraphError: A part of the network that has no canonical form.
     """
-    digest = hashlib.sha256()
-
-    def put(*items: Any) -> None:
-        for item in items:
-            data = item if isinstance(item, bytes) else _text(item).encode()
-            digest.update(len(data).to_bytes(8, "little"))
-            digest.update(data)
-
+    digest, put = _hash()
     put("ldlt network", 1, graph.output, len(graph.nodes))
     for node in graph.nodes:
         put(type(node).__name__, node.name, node.shape, node.parents)
@@ -60,6 +54,31 @@ def fingerprint(graph: Graph, module: nn.Module) -> str:
             _put_activation(put, node, module)
         elif not isinstance(node, Input):
             raise GraphError(f"node '{node.name}' has no canonical form")
+    _put_tensors(put, module)
+    return digest.hexdigest()
+
+
+def tensor_fingerprint(module: nn.Module) -> str:
+    """As :func:`fingerprint`, for a module that is not turned into a graph: its tensors only."""
+    digest, put = _hash()
+    put("ldlt tensors", 1)
+    _put_tensors(put, module)
+    return digest.hexdigest()
+
+
+def _hash() -> tuple[Any, Callable[..., None]]:
+    digest = hashlib.sha256()
+
+    def put(*items: Any) -> None:
+        for item in items:
+            data = item if isinstance(item, bytes) else _text(item).encode()
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+
+    return digest, put
+
+
+def _put_tensors(put: Callable[..., None], module: nn.Module) -> None:
     tensors = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -67,7 +86,6 @@ def fingerprint(graph: Graph, module: nn.Module) -> str:
     put(len(tensors))
     for name in sorted(tensors):
         put(name, str(tensors[name].dtype), tuple(tensors[name].shape), _bytes(name, tensors[name]))
-    return digest.hexdigest()
 
 
 def _put_activation(put: Any, node: Activation, module: nn.Module) -> None:

@@ -89,7 +89,7 @@ class Network:
                 self.sizes[node.name], self.levels[node.name] = node.features, 0
                 values[node.name] = {node.name: Ball.eye(node.features)}
             elif isinstance(node, Affine):
-                weight = Ball.exact(node.matrix(torch.from_numpy(self._tensor(node.weight)), graph, exact=True).numpy())
+                weight = Ball.exact(node.matrix(torch.from_numpy(self.tensor(node.weight)), graph, exact=True).numpy())
                 values[node.name] = {b: weight @ block for b, block in parents[0].items()}
             elif isinstance(node, Activation):
                 given = None if slopes is None else slopes.get(node.name)
@@ -98,11 +98,12 @@ class Network:
                 self.levels[node.name] = depth[node.name]
             else:
                 assert isinstance(node, Wire)
-                values[node.name] = self._wire(node, parents)
+                values[node.name] = self.wire(node, parents)
         self.output: Blocks = values[graph.output]
         self.outputs = graph[graph.output].features
 
-    def _tensor(self, path: str) -> np.ndarray:
+    def tensor(self, path: str) -> np.ndarray:
+        """A tensor of the module in float64; refused if an entry is not finite."""
         found = lookup(self.module, path)
         assert isinstance(found, Tensor)
         if not found.is_floating_point() or found.dtype.itemsize > 8:
@@ -132,7 +133,8 @@ class Network:
                 value[b] = factor[:, None] * block
         return value
 
-    def _wire(self, node: Wire, parents: list[Blocks]) -> Blocks:
+    def wire(self, node: Wire, parents: list[Blocks]) -> Blocks:
+        """A fixed linear operation, block by block, with error bounds."""
         if node.role == "order":
             return parents[0]
         if node.role == "rearrange":
@@ -178,7 +180,7 @@ class Network:
         for arg in (*node.args, *(v for _, v in node.kwargs)):
             path = getattr(arg, "path", None)
             if path is not None:
-                self._tensor(path)  # refuses what is not finite
+                self.tensor(path)  # refuses what is not finite
         run = node.bind(self.module)
         found = []
         for place, name in enumerate(node.parents):

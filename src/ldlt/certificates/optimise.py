@@ -121,15 +121,35 @@ class _Search:
         return self.squared <= self.lower * (1 + self.tolerance) ** 2
 
 
+SMALLEST = 1e-12
+"""Bound of a network that is constant: every positive number is one, and a certificate states one."""
+
+
 def without_search(problem: Problem) -> Solution | None:
     """The solution of a network that is constant or linear; None for any other."""
     if not problem.output:
-        zeros = problem.full(torch.zeros(problem.multipliers, dtype=torch.float64))
-        return Solution(0.0, zeros, 0.0, True, "the output does not depend on the input")
+        multipliers = problem.full(_small(problem, SMALLEST))
+        return Solution(SMALLEST, multipliers, 0.0, True, "the output does not depend on the input")
     if not problem.layers:
         norm = float(torch.linalg.matrix_norm(problem.output[problem.input], 2))
         return Solution(norm, problem.full(torch.empty(0, dtype=torch.float64)), norm, True, "the network is linear")
     return None
+
+
+def _small(problem: Problem, bound: float) -> Tensor:
+    r"""Multipliers that keep the form without an output positive.
+
+    From :math:`\|w - cv\|^2 \ge \tfrac12\|w\|^2 - c^2\|v\|^2` the form is at least :math:`ℓ^2\|x\|^2 +
+    \sum_i \bigl(Λ_i\|w_i\|^2 - 2Λ_i(c_i^2 + r_i^2)\|v_i\|^2\bigr)`: each layer may take a tenth of the least of what
+    comes before it.
+    """
+    least, parts = bound**2, []
+    for layer in problem.layers:
+        size = sum(float(block.square().sum()) for block in layer.inputs.values())
+        slope = float((layer.center.square() + layer.radius.square()).max())
+        least *= 0.05 / (1 + slope * size)
+        parts.append(torch.full((layer.count,), least, dtype=torch.float64))
+    return torch.cat([*parts, torch.empty(0, dtype=torch.float64)])
 
 
 def minimise(

@@ -1,0 +1,514 @@
+r"""Rounding of a forward pass: how far computed logits are from those of the network in real arithmetic.
+
+A certificate is about the network in real arithmetic with its stored weights; logits are computed in floating point.
+:func:`forward_error` bounds the difference for given inputs, so that it can be charged to the margins of a radius.
+
+The bound is *a posteriori*. The traced graph is evaluated once more in float64, node by node, with error bounds
+(:class:`~ldlt.certificates.ball.Ball`), which gives :math:`|\tilde y - y| \le d` for the real output ``y``; then
+
+.. math:: |\hat y - y| \le |\hat y - \tilde y| + d
+
+holds for the logits :math:`\hat y` that the model returned, however it computed them: in any precision, in any order of
+summation, fused, on any device. For a float32 network ``d`` is negligible, and the bound is the error itself. ``d`` is
+carried along as follows, with ``u = 2^-53`` and ``τ`` for underflow.
+
+* Affine maps: :math:`d ← |W|d + γ_n|W||\tilde x| + 2nτ`, :math:`γ_n = nu/(1 - nu)`, in any order of summation, with or
+  without fused multiply-add (Higham, *Accuracy and Stability of Numerical Algorithms*, 2002, section 3.1); the error of
+  adding the bias is computed exactly (Knuth's two-sum).
+* Sums, multiples, means, products with constants: likewise, by the rules of :mod:`ldlt.certificates.linear`.
+* Elementwise activations: :math:`d ← \max(|m|, |L|)\,d` plus the rounding of ``σ`` at :math:`\tilde v`; for a monotone
+  ``σ`` no more than what the images of :math:`\tilde v ± d` allow. Sorting passes on the largest ``d`` of a group.
+
+Entry by entry, ``|W|`` makes errors grow by some :math:`\sqrt n` per layer, without need. So a bound on the Euclidean
+norm of all errors of a value is carried along, too: a map multiplies it by (a proven bound of) :math:`\|W\|_2`, an
+activation by the largest slope, and the roundings of the step are added. Each description improves the other. In a
+network whose layers have norms near one, errors grow with its depth, not exponentially.
+
+What is assumed: IEEE 754 arithmetic in float64, rounded to nearest, with a conventional matrix product (see
+:mod:`ldlt.certificates.ball`), and that ``exp``, ``expm1``, ``log1p``, ``tanh``, ``erf`` and ``atan`` of PyTorch on the
+CPU in float64 are within :math:`2^{-50}|f| + τ` of the truth (four units in the last place; their vendors claim about
+one), ``sin`` and ``cos`` within :math:`2^{-50}`. Comparisons, and what follows from sums, products and quotients, need
+no assumption. A number written into the program, such as the slope of a leaky ReLU, may be read in float64 or in the
+precision of the network: both readings are covered, as in certificates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ldlt import activations
+from ldlt.certificates.ball import TINY, UNIT, Ball, add_up, arithmetic_is_ieee, divide_up, multiply_up, product_up
+from ldlt.certificates.definite import is_semidefinite
+from ldlt.certificates.linear import Network
+from ldlt.certificates.sectors import Slopes, precisions, readings
+from ldlt.errors import GraphError, OptionError, ShapeError
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
+from ldlt.network import Lipschitz
+from ldlt.trace import trace
+
+__all__ = ["ACCURACY", "evaluating", "forward_error"]
+
+ACCURACY = 2.0**-50
+"""Assumed relative error of the elementary functions in float64."""
+
+Array = NDArray[np.float64]
+Read = Callable[[float], Ball]
+Rule = Callable[[Any, Ball, Read], Ball]
+
+_POINTS = "points"
+_LARGEST = 1024  # of the smaller side of a matrix whose spectral norm is bounded by a factorisation
+
+
+def forward_error(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Logits of a network, and a bound on their rounding error.
+
+    Args:
+        model: A plain module of the operations that :class:`ldlt.Lipschitz` accepts; of a network that was built by
+            it, what ``freeze()`` returns. It is run in evaluation mode.
+        x: Inputs (batch, \*shape) in the precision of the model. They are taken as exact.
+
+    Returns:
+        ``logits`` (batch, k) as the model computes them, and ``error`` (batch, k) in float64 with
+        ``|logits − y| ≤ error``, entry by entry, for the output ``y`` of the network in real arithmetic. The error is
+        infinite where something overflowed or an input is not finite. It belongs to these logits: another batch size
+        or machine may round differently.
+
+    Raises:
+        GraphError: The network computes its weights while running, or has an operation whose rounding is not known.
+        OptionError: ``x`` has another precision, or the processor does not follow IEEE 754.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+        >>> logits, error = forward_error(model, torch.randn(5, 8))
+        >>> error.shape, bool((error < 1e-6).all())
+        (torch.Size([5, 3]), True)
+    """
+    _refuse(model, x)
+    graph = trace(model, tuple(x.shape[1:]))
+    with evaluating(model), torch.no_grad():
+        logits: Tensor = model(x.detach().clone())  # an activation in place may overwrite its input
+    points = Ball.exact(x.detach().double().cpu().reshape(len(x), graph.input.features).numpy().T)
+    with np.errstate(all="ignore"):  # what overflows ends in an infinite error
+        found = _Evaluation(graph, model, points).result
+        computed = logits.detach().double().cpu().numpy().T
+        error = add_up(np.nextafter(np.abs(computed - found.mid), np.inf), found.radius)
+    error[~np.isfinite(error)] = np.inf
+    return logits.detach(), torch.tensor(error.T, device=logits.device)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode for a while, each of its modules back into its own mode afterwards."""
+    modes = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
+
+
+def _refuse(model: nn.Module, x: Tensor) -> None:
+    if not isinstance(model, nn.Module):
+        raise GraphError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if any(isinstance(m, Lipschitz) for m in model.modules()):
+        raise GraphError(
+            "a Lipschitz network computes its weights while it runs, with rounding that is not bounded here: pass "
+            "net.freeze(), whose weights are plain numbers"
+        )
+    if not isinstance(x, Tensor) or x.ndim < 2:
+        raise ShapeError("x must be a batch of inputs, (batch, *shape)")
+    kinds = precisions(model) or (x.dtype,)
+    if x.dtype not in kinds or not x.is_floating_point():
+        raise OptionError(f"x is {x.dtype} but the network is {kinds[0]}: convert it with x.to({kinds[0]})")
+    if not arithmetic_is_ieee():
+        raise OptionError(
+            "the processor does not round to nearest or flushes small numbers to zero, so rounding errors cannot be "
+            "bounded: call torch.set_flush_denormal(False)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Value:
+    """A value of the graph, enclosed in two ways.
+
+    Attributes:
+        ball: Entry by entry, (features, batch).
+        norm: Bound on the Euclidean norm of the error of each sample, (batch,).
+    """
+
+    ball: Ball
+    norm: Array
+
+    @classmethod
+    def of(cls, ball: Ball, norm: Array) -> _Value:
+        """Each description improved by the other."""
+        if ball.rad is None:
+            return cls(ball, np.zeros(ball.shape[1]))
+        return cls(Ball(ball.mid, np.minimum(ball.rad, norm)), np.minimum(norm, _length(ball.rad)))
+
+
+class _Evaluation(Network):
+    """The graph at given points, by the linear operations of :class:`Network`, which act on columns.
+
+    Args:
+        graph: A traced graph.
+        module: Its module.
+        points: Inputs, (features, batch).
+
+    Attributes:
+        result: Outputs, (features, batch).
+    """
+
+    def __init__(self, graph: Graph, module: nn.Module, points: Ball) -> None:
+        self.graph, self.module = graph, module
+        self.sizes = {_POINTS: points.shape[1]}
+        self.made: dict[str, list[Ball]] = {}
+        values: dict[str, _Value] = {}
+        for node in graph.nodes:
+            parents = [values[p] for p in node.parents]
+            if isinstance(node, Input):
+                values[node.name] = _Value.of(points, np.zeros(points.shape[1]))
+            elif isinstance(node, Affine):
+                values[node.name] = self._map(node, parents[0])
+            elif isinstance(node, Activation):
+                values[node.name] = self._apply(node, parents[0])
+            elif isinstance(node, Wire):
+                values[node.name] = self._combine(node, parents)
+            else:
+                raise GraphError(f"node '{node.name}': the rounding of its operation is not known")
+        self.result = values[graph.output].ball
+
+    def _read(self, value: float) -> Ball:
+        """A number of the program, in each reading."""
+        found = readings(float(value), precisions(self.module))
+        return Ball.between(min(found), max(found))
+
+    def _map(self, node: Affine, value: _Value) -> _Value:
+        weight = Ball.exact(node.matrix(torch.from_numpy(self.tensor(node.weight)), self.graph, exact=True).numpy())
+        shift = None
+        if node.bias is not None:  # one number per feature, or per channel
+            bias = self.tensor(node.bias)
+            shift = Ball.exact(np.repeat(bias, node.features // len(bias))[:, None])
+        own = weight @ Ball(value.ball.mid)
+        own = own if shift is None else own + shift
+        if value.ball.rad is None:
+            return _Value.of(own, _length(own.radius))
+        size = np.abs(weight.mid)
+        passed = np.minimum(
+            product_up(size, value.ball.rad),
+            multiply_up(_length(size.T)[:, None], value.norm),  # Cauchy, Schwarz
+        )
+        norm = np.minimum(multiply_up(_norm(weight), value.norm), _length(passed))
+        return _Value.of(Ball(own.mid, add_up(own.radius, passed)), add_up(norm, _length(own.radius)))
+
+    def _combine(self, node: Wire, values: list[_Value]) -> _Value:
+        full = self.wire(node, [{_POINTS: v.ball} for v in values])[_POINTS]
+        own = self.wire(node, [{_POINTS: Ball(v.ball.mid)} for v in values])[_POINTS]
+        shift = self._shift(node)
+        if shift is not None:
+            full, own = full + shift, own + shift
+        norm = _length(own.radius)
+        for gain, value in zip(self._gains(node), values, strict=True):
+            norm = add_up(norm, multiply_up(gain, value.norm))
+        return _Value.of(full, norm)
+
+    def _matrices(self, node: Wire) -> list[Ball]:
+        if node.name not in self.made:  # they are asked for several times
+            self.made[node.name] = super()._matrices(node)
+        return self.made[node.name]
+
+    def _gains(self, node: Wire) -> list[float]:
+        """By how much the operation multiplies Euclidean norms, for each parent."""
+        if node.role == "order":
+            return [1.0]
+        if node.role == "sum":
+            return [float(self._scale(node, s).magnitude) for s in node.scales]
+        if node.role == "rearrange":  # a feature that is repeated c times counts √c times
+            source = index_map(self.graph.index, node, self.module).cpu().numpy()
+            ends = np.cumsum([0, *(self.graph[p].features for p in node.parents)])
+            counts = np.bincount(source, minlength=int(ends[-1]))
+            parts = [counts[a:b].max(initial=0) for a, b in pairwise(ends)]
+            return [float(np.nextafter(np.sqrt(c), np.inf)) if c > 1 else float(c) for c in parts]
+        return [_norm(m) for m in self._matrices(node)]
+
+    def _shift(self, node: Wire) -> Ball | None:
+        """The constant that a sum adds, (features, 1): its value where all parents are zero."""
+        if node.role != "sum" or node.target is None:
+            return None
+        zeros = [torch.zeros(1, *self.graph[p].shape, dtype=torch.float64) for p in node.parents]
+        with torch.no_grad():
+            constant = node.bind(self.module)(*zeros).detach().cpu().double().reshape(-1, 1).numpy()
+        if not constant.any():
+            return None
+        factors = [float(a) for a in (*node.args, *(v for _, v in node.kwargs)) if isinstance(a, int | float)]
+        if all(f in (1.0, -1.0) for f in factors):
+            return Ball.exact(constant)  # a stored tensor as it is
+        # A number in the place of the constant, alpha in front of it, or both: at most two readings and one rounding.
+        spread = sum(max(abs(r - f) for r in readings(f, precisions(self.module))) / abs(f) for f in factors if f)
+        return Ball(constant, multiply_up(np.abs(constant), 2 * spread + 4 * UNIT))
+
+    def _apply(self, node: Activation, value: _Value) -> _Value:
+        activation = node.resolve(self.module)
+        slopes = Slopes.of(node, self.module)
+        if slopes.group is not None:
+            return _Value.of(_sorted(activation, value.ball, slopes.group), value.norm)
+        kind = activations._find(activation, _RULES)
+        if kind is None:
+            raise GraphError(
+                f"node '{node.name}': the rounding of {type(activation).__name__} is not known; forward_error needs "
+                "activations of ldlt.activations.ELEMENTWISE, GroupSort or MaxMin"
+            )
+
+        def at(points: Array) -> Ball:
+            return _RULES[kind](activation, Ball.exact(points), self._read)
+
+        mid, old = value.ball.mid, value.ball.rad
+        own = at(mid)
+        if old is None:
+            return _Value.of(own, _length(own.radius))
+        steepest = np.maximum(np.abs(slopes.low), np.abs(slopes.high))
+        rad = add_up(own.radius, multiply_up(steepest[:, None], old))
+        monotone = (slopes.low >= 0) | (slopes.high <= 0)
+        if monotone.any():  # the image of an interval lies between those of its ends
+            ends = [at(np.nextafter(mid + s * old, s * np.inf)) for s in (-1, 1)]
+            reach = [add_up(np.nextafter(np.abs(e.mid - own.mid), np.inf), e.radius) for e in ends]
+            rad = np.where(monotone[:, None], np.minimum(rad, np.maximum(*reach)), rad)
+        norm = add_up(_length(own.radius), multiply_up(steepest.max(initial=0.0), value.norm))
+        return _Value.of(Ball(own.mid, rad), norm)
+
+
+def _length(radii: Array) -> Array:
+    """Upper bound of the Euclidean norms of columns that are not negative."""
+    squares = multiply_up(radii, radii)
+    return np.nextafter(np.sqrt(product_up(np.ones(len(radii)), squares)), np.inf)
+
+
+def _norm(matrix: Ball) -> float:
+    r"""Upper bound of :math:`\|A\|_2` on a ball.
+
+    The least of :math:`\sqrt{\|A\|_1\|A\|_∞}`, the Frobenius norm and, for matrices that are worth it, a number ``s``
+    that is proven by :math:`s^2I - A'A ⪰ 0`.
+    """
+    size = matrix.magnitude
+    columns, rows = product_up(np.ones(len(size)), size), product_up(size, np.ones(size.shape[1]))
+    whole = float(np.nextafter(np.sqrt(multiply_up(columns.max(initial=0.0), rows.max(initial=0.0))), np.inf))
+    crude = min(whole, float(_length(_length(size)[:, None])[0]))
+    least = float(_length(size).max(initial=0.0))  # the longest column
+    if min(size.shape) > _LARGEST or not 1.01 * least < crude < np.inf:
+        return crude
+    factor = matrix if size.shape[0] >= size.shape[1] else matrix.T
+    gram = factor.T @ factor
+    top = float(torch.linalg.eigvalsh(torch.tensor(gram.mid))[-1]) * (1 + 1e-6)
+    if not is_semidefinite(Ball(np.diag(np.full(len(gram.mid), top))) - gram).holds:
+        return crude
+    return min(crude, float(np.nextafter(np.sqrt(top), np.inf)))
+
+
+def _sorted(activation: nn.Module, value: Ball, group: int) -> Ball:
+    """Comparisons are exact, and sorting is 1-Lipschitz in the largest entry."""
+    mid: Array = activation(torch.tensor(value.mid.T)).numpy().T
+    if value.rad is None:
+        return Ball(mid)
+    largest = value.rad.reshape(-1, group, value.shape[1]).max(1)
+    return Ball(mid, np.repeat(largest, group, 0))
+
+
+# ------------------------------------------------------------------------------------------- elementary functions
+
+
+def _function(function: Callable[[Tensor], Tensor], x: Ball, slope: Any = 1.0) -> Ball:
+    """A function of PyTorch with the accuracy that is assumed, and with slopes up to ``slope`` on the balls."""
+    mid: Array = function(torch.tensor(x.mid)).numpy()
+    rad = add_up(ACCURACY * np.abs(mid), np.float64(TINY))
+    return Ball(mid, rad if x.rad is None else add_up(rad, multiply_up(slope, x.rad)))
+
+
+def _wave(function: Callable[[Tensor], Tensor], x: Ball) -> Ball:
+    """Sine or cosine of exact arguments: small values come from a reduction, hence the absolute error."""
+    mid: Array = function(torch.tensor(x.mid)).numpy()
+    return Ball(mid, np.full(mid.shape, ACCURACY))
+
+
+def _tanh(x: Ball) -> Ball:
+    """Slope ``sech² ≤ 4exp(−2|ξ|)``, ``ξ`` in the ball: without it, large arguments would keep their large errors."""
+    nearest = np.maximum(np.abs(x.mid) - x.radius, 0.0)
+    slope = np.minimum(1.0, 4.001 * np.exp(-2 * nearest) + 1e-300)
+    return _function(torch.tanh, x, slope)
+
+
+def _absolute(x: Ball) -> Ball:
+    return Ball(np.abs(x.mid), x.rad)
+
+
+def _choose(mask: NDArray[np.bool_], yes: Ball, no: Ball) -> Ball:
+    return Ball(np.where(mask, yes.mid, no.mid), np.where(mask, yes.radius, no.radius))
+
+
+def _ratio(top: Ball, bottom: Ball) -> Ball:
+    r"""``a / b`` with ``b ≥ 1``: :math:`|a'/b' - q| \le (r_a + |q|r_b)/b'` around ``q = a/b``, and one rounding."""
+    mid: Array = top.mid / bottom.mid
+    size = np.abs(mid)
+    least = np.maximum(np.nextafter(bottom.mid - bottom.radius, -np.inf), 1.0)
+    spread = divide_up(add_up(top.radius, multiply_up(size, bottom.radius)), least)
+    return Ball(mid, add_up(2 * UNIT * size, spread, np.float64(TINY)))
+
+
+def _near(value: float) -> Ball:
+    """A constant of which ``value`` is the nearest float."""
+    return Ball.between(np.nextafter(value, -np.inf), np.nextafter(value, np.inf))
+
+
+def _inverse(value: Ball) -> Ball:
+    """``1 / value`` of a number of the program."""
+    if not np.abs(value.mid) > value.radius:  # it vanishes in some reading
+        return Ball(np.zeros(()), np.array(np.inf))
+    if value.rad is None and np.abs(np.frexp(value.mid)[0]) == 0.5:  # a power of two
+        return Ball.exact(1 / value.mid)
+    ends = [1 / (value.mid + s * value.radius) for s in (-1, 1)]
+    slack = 4 * UNIT * np.abs(ends).max()  # the end points and the quotients are rounded
+    return Ball.between(min(ends) - slack, max(ends) + slack)
+
+
+_ONE, _THREE, _HALF = Ball.exact(1.0), Ball.exact(3.0), Ball.exact(0.5)
+_SIXTH = _near(1 / 6)
+_SQRT_HALF = _near(0.70710678118654752440)
+_SQRT_2_PI = _near(0.79788456080286535588)  # √(2/π)
+_GELU = _near(0.044715)
+_SELU_SCALE, _SELU_ALPHA = _near(1.0507009873554804934193349852946), _near(1.6732632423543772848170429916717)
+
+
+# ------------------------------------------------------------------------------------- activations at exact points
+
+
+def _clip(x: Ball, low: Ball | None, high: Ball | None) -> Ball:
+    """``min(max(x, low), high)`` moves no further than ``x`` and the limits do."""
+    mid, rad = x.mid, x.radius
+    if low is not None:
+        mid, rad = np.maximum(mid, low.mid), np.maximum(rad, low.radius)
+    if high is not None:
+        mid, rad = np.minimum(mid, high.mid), np.maximum(rad, high.radius)
+    return Ball(mid, rad)
+
+
+def _clamp(module: activations.Clamp, x: Ball, read: Read) -> Ball:
+    low, high = (None if limit is None else read(limit) for limit in (module.min, module.max))
+    return _clip(x, low, high)
+
+
+def _leaky(x: Ball, slope: Ball) -> Ball:
+    return _choose(x.mid >= 0, x, slope * x)
+
+
+def _prelu(module: nn.PReLU, x: Ball, read: Read) -> Ball:
+    weight = module.weight.detach().double().cpu().numpy().reshape(-1)
+    return _leaky(x, Ball.exact(np.repeat(weight, x.shape[0] // len(weight))[:, None]))
+
+
+def _rrelu(module: nn.RReLU, x: Ball, read: Read) -> Ball:
+    if module.training and module.lower != module.upper:
+        raise GraphError("RReLU in training mode is random: there is nothing to compare its outputs with")
+    mean = read((module.lower + module.upper) / 2)
+    return _leaky(x, Ball(mean.mid, add_up(mean.radius, 2 * UNIT * np.abs(mean.mid), np.float64(TINY))))
+
+
+def _exponential(x: Ball) -> Ball:
+    """``exp(x) − 1`` below zero, where its slopes are at most one; zero above."""
+    return _function(torch.expm1, Ball(np.minimum(x.mid, 0.0), x.rad))
+
+
+def _elu(module: nn.ELU, x: Ball, read: Read) -> Ball:
+    return _choose(x.mid > 0, x, read(module.alpha) * _exponential(x))
+
+
+def _celu(module: nn.CELU, x: Ball, read: Read) -> Ball:
+    alpha = read(module.alpha)
+    return _choose(x.mid > 0, x, alpha * _exponential(x * _inverse(alpha)))
+
+
+def _selu(module: nn.SELU, x: Ball, read: Read) -> Ball:
+    return _SELU_SCALE * _choose(x.mid > 0, x, _SELU_ALPHA * _exponential(x))
+
+
+def _sigmoid(x: Ball) -> Ball:
+    """``1/(1 + t)`` or ``t/(1 + t)`` with ``t = exp(−|x|)``: accurate on both sides."""
+    t = _function(torch.exp, -_absolute(x))
+    return _ratio(_choose(x.mid >= 0, Ball.exact(np.ones(x.shape)), t), _ONE + t)
+
+
+def _softplus(x: Ball) -> Ball:
+    """``max(x, 0) + log(1 + exp(−|x|))``: without the jump that PyTorch makes at its threshold."""
+    t = _function(torch.exp, -_absolute(x))
+    return Ball(np.maximum(x.mid, 0.0), x.rad) + _function(torch.log1p, t)
+
+
+def _softplus_of(module: nn.Softplus, x: Ball, read: Read) -> Ball:
+    beta = read(module.beta)
+    return _softplus(beta * x) * _inverse(beta)
+
+
+def _gelu(module: nn.GELU, x: Ball, read: Read) -> Ball:
+    if module.approximate == "tanh":
+        inner = _tanh(_SQRT_2_PI * (x + _GELU * (x * x * x)))
+    else:
+        inner = _function(torch.erf, x * _SQRT_HALF, 1.13)  # 2/√π
+    return (_HALF * x) * (_ONE + inner)
+
+
+def _hardsigmoid(x: Ball) -> Ball:
+    return _SIXTH * _clip(x + _THREE, Ball.exact(0.0), Ball.exact(6.0))
+
+
+def _softshrink(module: nn.Softshrink, x: Ball, read: Read) -> Ball:
+    limit = read(module.lambd)
+    return x - _clip(x, -limit, limit)
+
+
+def _hardtanh(module: nn.Hardtanh, x: Ball, read: Read) -> Ball:
+    return _clip(x, read(module.min_val), read(module.max_val))
+
+
+def _identity(module: nn.Module, x: Ball, read: Read) -> Ball:
+    return x
+
+
+_RULES: Mapping[type[nn.Module], Rule] = {
+    activations.Abs: lambda m, x, read: _absolute(x),
+    activations.Atan: lambda m, x, read: _function(torch.atan, x),
+    activations.Clamp: _clamp,
+    activations.Cos: lambda m, x, read: _wave(torch.cos, x),
+    activations.Sin: lambda m, x, read: _wave(torch.sin, x),
+    nn.CELU: _celu,
+    nn.ELU: _elu,
+    nn.GELU: _gelu,
+    nn.Hardshrink: _identity,  # with lambd = 0; others are refused
+    nn.Hardsigmoid: lambda m, x, read: _hardsigmoid(x),
+    nn.Hardswish: lambda m, x, read: x * _hardsigmoid(x),
+    nn.Hardtanh: _hardtanh,
+    nn.Identity: _identity,
+    nn.LeakyReLU: lambda m, x, read: _leaky(x, read(m.negative_slope)),
+    nn.LogSigmoid: lambda m, x, read: -_softplus(-x),
+    nn.Mish: lambda m, x, read: x * _tanh(_softplus(x)),
+    nn.PReLU: _prelu,
+    nn.ReLU: lambda m, x, read: _clip(x, Ball.exact(0.0), None),
+    nn.ReLU6: _hardtanh,
+    nn.RReLU: _rrelu,
+    nn.SELU: _selu,
+    nn.SiLU: lambda m, x, read: x * _sigmoid(x),
+    nn.Sigmoid: lambda m, x, read: _sigmoid(x),
+    nn.Softplus: _softplus_of,
+    nn.Softshrink: _softshrink,
+    nn.Softsign: lambda m, x, read: _ratio(x, _ONE + _absolute(x)),
+    nn.Tanh: lambda m, x, read: _tanh(x),
+    nn.Tanhshrink: lambda m, x, read: x - _tanh(x),
+    nn.Threshold: lambda m, x, read: _clip(x, read(m.threshold), None),
+}
