@@ -168,12 +168,12 @@ def test_what_single_layers_cannot_do():
 
     class Rolled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.max_pool2d(x, 2).roll(1, 0).flatten(1)
+            return torch.max_pool2d(x, 3, 2).roll(1, 0).flatten(1)
 
     class Repeats(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.pool = nn.MaxPool2d(2)
+            self.pool = nn.MaxPool2d(3, stride=2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.pool(x)[:, [0, 0]].flatten(1)
@@ -181,7 +181,7 @@ def test_what_single_layers_cannot_do():
     class Shifted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.pool = nn.MaxPool2d(2)
+            self.pool = nn.MaxPool2d(3, stride=2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.pool(x).roll(1, 0).flatten(1)
@@ -189,7 +189,7 @@ def test_what_single_layers_cannot_do():
     class Overwritten(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.pool, self.act = nn.MaxPool2d(2), nn.LeakyReLU(-3.0, inplace=True)
+            self.pool, self.act = nn.MaxPool2d(3, stride=2), nn.LeakyReLU(-3.0, inplace=True)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.pool(x)

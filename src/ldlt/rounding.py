@@ -260,8 +260,8 @@ class _Evaluation(Network):
     def _apply(self, node: Activation, value: _Value) -> _Value:
         activation = node.resolve(self.module)
         slopes = Slopes.of(node, self.module)
-        if slopes.group is not None:
-            return _Value.of(_sorted(activation, value.ball, slopes.group), value.norm)
+        if slopes.mixed is not None:
+            return _Value.of(_sorted(activation, node.shape, value.ball, slopes.mixed), value.norm)
         kind = activations._find(activation, _RULES)
         if kind is None:
             raise GraphError(
@@ -314,13 +314,15 @@ def _norm(matrix: Ball) -> float:
     return min(crude, float(np.nextafter(np.sqrt(top), np.inf)))
 
 
-def _sorted(activation: nn.Module, value: Ball, group: int) -> Ball:
-    """Comparisons are exact, and sorting is 1-Lipschitz in the largest entry."""
-    mid: Array = activation(torch.tensor(value.mid.T)).numpy().T
+def _sorted(activation: nn.Module, shape: tuple[int, ...], value: Ball, mixed: NDArray[np.int64]) -> Ball:
+    """Comparisons are exact, and sorting is 1-Lipschitz in the largest entry of a group."""
+    points = torch.tensor(value.mid.T).reshape(-1, *shape)
+    mid: Array = activation(points).flatten(1).numpy().T
     if value.rad is None:
         return Ball(mid)
-    largest = value.rad.reshape(-1, group, value.shape[1]).max(1)
-    return Ball(mid, np.repeat(largest, group, 0))
+    largest = np.zeros((mixed.max() + 1, value.shape[1]))
+    np.maximum.at(largest, mixed, value.rad)
+    return Ball(mid, largest[mixed])
 
 
 # ------------------------------------------------------------------------------------------- elementary functions
