@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.errors import OptionError, ShapeError
+from ldlt.evaluation import evaluating
 
 __all__ = ["SteepPair", "jacobian_norms", "lipschitz_lower_bound"]
 
@@ -96,13 +97,8 @@ def lipschitz_lower_bound(
         if tuple(x.shape[1:]) != shape:
             raise ShapeError(f"x must have shape {('batch', *shape)}, not {tuple(x.shape)}")
         points = torch.cat([points, x.detach().to(like)])
-    modes = {m: m.training for m in model.modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         return _ascend(model, points, steps)
-    finally:
-        for m, mode in modes.items():
-            m.training = mode
 
 
 def _ascend(model: nn.Module, points: Tensor, steps: int) -> SteepPair:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.errors import MissingExtraError, OptionError, ShapeError
-from ldlt.rounding import evaluating
+from ldlt.evaluation import evaluating
 
 __all__ = ["ATTACKS", "AttackResult", "Gap", "attack_radius", "robustness_gap"]
 

@@ -34,8 +34,7 @@ precision of the network: both readings are covered, as in certificates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -51,11 +50,12 @@ from ldlt.certificates.definite import is_semidefinite
 from ldlt.certificates.linear import Network
 from ldlt.certificates.sectors import Slopes, precisions, readings
 from ldlt.errors import GraphError, OptionError, ShapeError
+from ldlt.evaluation import evaluating
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
 from ldlt.network import Lipschitz
 from ldlt.trace import trace
 
-__all__ = ["ACCURACY", "evaluating", "forward_error"]
+__all__ = ["ACCURACY", "forward_error"]
 
 ACCURACY = 2.0**-50
 """Assumed relative error of the elementary functions in float64."""
@@ -103,18 +103,6 @@ def forward_error(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         error = add_up(np.nextafter(np.abs(computed - found.mid), np.inf), found.radius)
     error[~np.isfinite(error)] = np.inf
     return logits.detach(), torch.tensor(error.T, device=logits.device)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode for a while, each of its modules back into its own mode afterwards."""
-    modes = {m: m.training for m in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for m, mode in modes.items():
-            m.training = mode
 
 
 def _refuse(model: nn.Module, x: Tensor) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from ldlt import activations
 from ldlt.convolution import Spec
 from ldlt.errors import GraphError, LdltError, ShapeError, SlopeError, UnsupportedOpError
+from ldlt.evaluation import evaluating, reference
 from ldlt.frozen import CircularConv
 from ldlt.graph import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire, evaluate, index_map
 
@@ -254,12 +255,6 @@ def _record(traced: fx.GraphModule, batch: int, shape: tuple[int, ...], like: Te
     return recorder.values
 
 
-def _reference(module: nn.Module) -> Tensor:
-    """A tensor with the dtype and device of the module."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
-
-
 def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     """Turn a module with one tensor input and one tensor output into a graph.
 
@@ -272,9 +267,7 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         GraphError: The module cannot be traced or has the wrong number of inputs or outputs.
         ShapeError: ``input_shape`` does not fit.
     """
-    training = {m: m.training for m in module.modules()}
-    try:
-        module.eval()
+    with evaluating(module):
         traced = symbolic_trace(module)
         inputs = [n for n in traced.graph.nodes if n.op == "placeholder"]
         if len(inputs) != 1:
@@ -282,13 +275,10 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
                 f"the module must have exactly one input tensor, it has {len(inputs)}: concatenate them, or bind the "
                 "others"
             )
-        like = _reference(module)
+        like = reference(module)
         # Two batch sizes tell the numbers that are the batch size from those that are not.
         first = _record(traced, 2, input_shape, like)
         second = _record(traced, 3, input_shape, like)
-    finally:
-        for m, mode in training.items():
-            m.training = mode
     graph = _Builder(module, traced, first, second).build(input_shape)
     _check(module, graph)
     return graph

@@ -21,6 +21,7 @@ from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
 from ldlt.certificates.unrolled import TooLargeError, unrolled
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError, UnsupportedOpError
+from ldlt.evaluation import evaluating, reference
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
@@ -129,9 +130,8 @@ def _layered(model: nn.Module, shape: tuple[int, ...], cause: GraphError) -> Cer
         raise cause from None
     bound = max(bound, SMALLEST) * (1 + 1e-9)
     finite = math.isfinite(bound)
-    with torch.no_grad():
-        like = next((p for p in model.parameters()), torch.zeros(()))
-        outputs = model(torch.zeros(1, *shape).to(like)).numel()
+    with torch.no_grad(), evaluating(model):
+        outputs = model(torch.zeros(1, *shape).to(reference(model))).numel()
     return Certificate(
         bound=bound if finite else math.inf,
         status=CERTIFIED if finite else NOT_CERTIFIED,

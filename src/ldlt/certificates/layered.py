@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 
 from ldlt import activations
 from ldlt.errors import LdltError, UnsupportedOpError
+from ldlt.evaluation import evaluating, reference
 from ldlt.trace import symbolic_trace
 
 __all__ = ["layer_norms"]
@@ -58,13 +59,10 @@ def layer_norms(model: nn.Module, input_shape: Sequence[int]) -> float:
     Raises:
         UnsupportedOpError: An operation without a rule.
     """
-    training = {m: m.training for m in model.modules()}
-    like = next((t for t in [*model.parameters(), *model.buffers()] if t.is_floating_point()), torch.zeros(()))
-    try:
-        model.eval()
+    with evaluating(model):
         run = _Run(symbolic_trace(nn.Sequential(model)))  # a single layer is one, not what its forward is made of
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(_BATCH, *input_shape, generator=generator).to(like)
+        x = torch.randn(_BATCH, *input_shape, generator=generator).to(reference(model))
         with torch.no_grad():
             found = run.run(x.clone())
             apart = torch.cat([model(row[None].clone()) for row in x])
@@ -73,9 +71,6 @@ def layer_norms(model: nn.Module, input_shape: Sequence[int]) -> float:
         )
         if not close:  # hooks, or samples that influence each other
             raise UnsupportedOpError(run.result.name, "the traced program is not what the module computes per sample")
-    finally:
-        for m, mode in training.items():
-            m.training = mode
     return run.constants[run.result]
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.errors import GraphError, ShapeError
+from ldlt.evaluation import evaluating, reference
 from ldlt.onnx.windows import Axis, Ring, unroll
 
 __all__ = ["LARGEST", "TooLargeError", "has_convolutions", "unrolled"]
@@ -93,19 +94,19 @@ def unrolled(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     """
     if not has_convolutions(model):
         return model
-    plain = copy.deepcopy(model).eval()
+    plain = copy.deepcopy(model)
     shapes = _input_shapes(plain, input_shape)
     total = sum(math.prod(i) * math.prod(o) for m, (i, o) in shapes.items() if isinstance(m, _CONVOLUTIONS))
     if total > LARGEST:
         raise TooLargeError(f"as matrices its convolutions have {total:.2g} entries, more than {LARGEST:.2g}")
     places = {m: (parent, name) for parent in plain.modules() for name, m in parent.named_children()}
     for layer, (before, after) in shapes.items():
-        dense = _dense(layer, before, after)
+        dense = _dense(layer, before, after).train(layer.training)
         if layer is plain:
-            return dense.train(model.training)
+            return dense
         parent, name = places[layer]
         setattr(parent, name, dense)
-    return plain.train(model.training)
+    return plain
 
 
 def _input_shapes(
@@ -119,11 +120,10 @@ def _input_shapes(
         if found.setdefault(layer, shapes) != shapes:
             raise GraphError(f"a {type(layer).__name__} is used for inputs of several shapes; use one layer for each")
 
-    like = next((t for t in [*model.parameters(), *model.buffers()] if t.is_floating_point()), torch.zeros(()))
     handles = [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, _SLIDING)]
     try:
-        with torch.no_grad():
-            model(torch.zeros(1, *input_shape).to(like))
+        with torch.no_grad(), evaluating(model):
+            model(torch.zeros(1, *input_shape).to(reference(model)))
     except RuntimeError as error:
         shown = ", ".join(map(str, input_shape))
         raise ShapeError(f"the model does not accept an input of shape (batch, {shown}): {error}") from error
