@@ -46,7 +46,7 @@ def test_matrices_are_the_convolutions(mode, kernel, stride, padding, dilation, 
     entries = set(layer.weight.detach().flatten().tolist()) | {0.0}
     assert set(dense.map.weight.flatten().tolist()) <= entries  # weight for weight
     # The layer's norm is that of its matrix, and single layers bound it.
-    assert float(torch.linalg.matrix_norm(dense.map.weight, 2)) <= layer_norms(layer, shape) * (1 + 1e-9)
+    assert float(torch.linalg.matrix_norm(dense.map.weight, 2)) <= layer_norms(layer, shape).bound * (1 + 1e-9)
 
 
 def body(mode: str = "zeros") -> nn.Module:
@@ -68,7 +68,7 @@ def test_small_networks_are_proven(mode, tmp_path):
     found = ldlt.certify(net, (1, 8, 8))
     assert found.rigorous
     assert "norms" not in found.method
-    assert found.bound < layer_norms(net, (1, 8, 8))
+    assert found.bound < layer_norms(net, (1, 8, 8)).bound
     assert lipschitz_lower_bound(net, (1, 8, 8), starts=8, steps=40).value <= found.bound * (1 + 1e-5)
     found.save(tmp_path / "net.json")
     assert ldlt.verify(tmp_path / "net.json", net).rigorous
@@ -85,7 +85,8 @@ def test_networks_that_are_too_large_get_norms_of_layers(monkeypatch):
     assert found.is_certified
     assert not found.rigorous
     assert found.method.startswith("norms of single layers, because as matrices its convolutions")
-    assert found.bound == pytest.approx(layer_norms(net, (1, 8, 8)))
+    assert found.bound == pytest.approx(layer_norms(net, (1, 8, 8)).bound)
+    assert found.outputs == 3
     assert lipschitz_lower_bound(net, (1, 8, 8), starts=8, steps=40).value <= found.bound
     for method in ("eclipse", "sdp"):
         with pytest.raises(ldlt.GraphError, match="matrices"):
@@ -146,7 +147,7 @@ def test_norms_of_layers_hold(layer):
     """Against the Jacobian of the layer at random points."""
     layer = copy.deepcopy(layer).double()
     shape = (2, 5, 7)
-    bound = layer_norms(nn.Sequential(layer, nn.Flatten()), shape)
+    bound = layer_norms(nn.Sequential(layer, nn.Flatten()), shape).bound
     for seed in range(5):
         x = torch.randn(1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         jacobian = torch.autograd.functional.jacobian(lambda v: layer(v).flatten(), x).flatten(1)

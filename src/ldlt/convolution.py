@@ -104,8 +104,8 @@ class Spec:
             split = weight.reshape(g, weight.shape[0] // g, weight.shape[1], -1)
         if g == 1:
             return split[0]
-        eye = torch.eye(g, dtype=weight.dtype, device=weight.device)
-        wide = split[:, :, None] * eye[:, None, :, None, None]  # (g, c_out/g, g, c_in/g, t)
+        same = torch.eye(g, dtype=torch.bool, device=weight.device)
+        wide = torch.where(same[:, None, :, None, None], split[:, :, None], 0.0)  # (g, c_out/g, g, c_in/g, t)
         return wide.reshape(g * split.shape[1], g * split.shape[2], -1)
 
     def unrolled(self, weight: Tensor, inputs: tuple[int, ...], exact: bool = False) -> Tensor:
@@ -116,19 +116,30 @@ class Spec:
         Raises:
             GraphError: It does, and ``exact`` is asked for.
         """
-        one = (1, *inputs[1:])
-        unit = torch.eye(math.prod(one), dtype=weight.dtype).reshape(-1, *one)
-        count = math.prod(weight.shape[2:])
-        label = torch.arange(1, count + 1, dtype=weight.dtype).reshape(1, 1, *weight.shape[2:])
-        hits = self.run(unit, torch.ones_like(label), groups=1).flatten(1).T.round()  # (pixels out, pixels in)
-        if bool((hits > 1).any()) and not exact:
+        tap, twice = self._met(tuple(weight.shape[2:]), inputs[1:])
+        if twice and exact:
+            raise GraphError("a kernel that is larger than the image meets some pixels twice; use a smaller one")
+        if twice:
             whole = torch.eye(math.prod(inputs), dtype=weight.dtype).reshape(-1, *inputs)
             return self.run(whole, weight).flatten(1).T
-        if bool((hits > 1).any()):
-            raise GraphError("a kernel that is larger than the image meets some pixels twice; use a smaller one")
-        tap = self.run(unit, label, groups=1).flatten(1).T.round().long()  # number of the tap, 0 for none
         taps = torch.nn.functional.pad(self.taps(weight), (1, 0))  # (c_out, c_in, 1 + taps)
         return taps[:, :, tap].permute(0, 2, 1, 3).reshape(taps.shape[0] * tap.shape[0], -1)
+
+    def _met(self, kernel: tuple[int, ...], spatial: tuple[int, ...]) -> tuple[Tensor, bool]:
+        """Number of the tap that meets a pixel, (pixels out, pixels in), 0 for none; whether some pixel is met twice.
+
+        A tap meets one pixel at most at each position: which one, it reads off an image of the pixels' numbers.
+        """
+        count, pixels = math.prod(kernel), math.prod(spatial)
+        # In float64, whatever the weight's precision: no autocast or fast mode rounds the numbers.
+        image = torch.arange(1, pixels + 1, dtype=torch.float64).reshape(1, 1, *spatial)
+        each = torch.eye(count, dtype=torch.float64).reshape(count, 1, *kernel)  # one output channel per tap
+        each = each.transpose(0, 1) if self.transposed else each
+        met = self.run(image, each, groups=1)[0].flatten(1).T.round().long()  # (pixels out, taps), 0 for the padding
+        number = torch.arange(1, count + 1).expand_as(met)
+        none = torch.zeros(len(met), pixels + 1, dtype=torch.long)
+        tap = none.scatter(1, met, number)[:, 1:]
+        return tap, int((tap > 0).sum()) < int((met > 0).sum())
 
     def cells(self, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Cells:
         """The grid the convolution lives on, from the shapes (c, *spatial); None if it commutes with no shift."""

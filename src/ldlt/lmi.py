@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ldlt import activations
 from ldlt.block_ldlt import BlockFactors, block_ldlt
 from ldlt.circulant import CirculantWeight
-from ldlt.graph import Activation, Affine, Convolution, Graph, Input, Wire
+from ldlt.graph import Activation, Affine, Graph, Input, Wire
 from ldlt.grid import operator_norm
 
 if TYPE_CHECKING:
@@ -94,15 +94,13 @@ def from_graph(
         if isinstance(node, Input):
             values[node.name] = own[node.name].reshape(total, *node.shape)
             form += bound**2 * own[node.name] @ own[node.name].T
-        elif isinstance(node, Convolution):
+        elif isinstance(node, Affine):
             explicit = weights[node.weight].detach()
             if isinstance(explicit, CirculantWeight):
                 matrix = explicit.matrix().double()
             else:
                 matrix = node.matrix(explicit.double(), graph)
-            values[node.name] = F.linear(values[node.parents[0]].flatten(1), matrix).reshape(-1, *node.shape)
-        elif isinstance(node, Affine):
-            values[node.name] = F.linear(values[node.parents[0]], weights[node.weight].detach().double())
+            values[node.name] = F.linear(values[node.parents[0]].flatten(1), matrix).reshape(total, *node.shape)
         elif isinstance(node, Activation):
             v, w = values[node.parents[0]].reshape(total, -1), own[node.name]
             form += _constraint(node, module, v, w, multipliers[node.name].detach().double())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,14 +15,13 @@ from ldlt.certificates.fingerprint import fingerprint, tensor_fingerprint
 from ldlt.certificates.layered import layer_norms
 from ldlt.certificates.layerwise import eclipse, product
 from ldlt.certificates.local import local_problem
-from ldlt.certificates.optimise import SMALLEST, Solution, Step, bound_of, minimise
+from ldlt.certificates.optimise import SMALLEST, TOLERANCE, Solution, Step, bound_of, minimise
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.proof import LARGEST
 from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
 from ldlt.certificates.unrolled import TooLargeError, unrolled
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError, UnsupportedOpError
-from ldlt.evaluation import evaluating, reference
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
@@ -43,7 +43,7 @@ def certify(
     method: str = "optimal",
     region: Region | None = None,
     time_limit: float | None = None,
-    tolerance: float = 1e-4,
+    tolerance: float = TOLERANCE,
     progress: Callable[[Step], object] | None = None,
 ) -> Certificate:
     """Bound the Lipschitz constant of a given network, and prove the bound for its weights as they are stored.
@@ -99,17 +99,18 @@ def certify(
         return _layered(model, shape, error)
     problem = Problem.build(graph, model) if region is None else local_problem(graph, model, region)
     if method == "product":
-        return _unproven(graph, model, shape, product(problem), {}, "product of norms", region)
+        return _Subject.of(graph, model, region).unproven(product(problem), "product of norms")
     try:
         solution = _solve(problem, method, time_limit, tolerance, progress)
     except InfeasibleError as error:
-        return _refused(graph, model, shape, method, region, str(error))
+        return _Subject.of(graph, model, region).refused(method, str(error))
     if region is None:
         return issue(model, shape, solution.multipliers, solution.bound, method=method)
     found = issue(model, shape, solution.multipliers, solution.bound, method=f"{method}, local", region=region)
     if found.is_certified:
         return found
-    return _unproven(graph, model, shape, solution.bound, solution.multipliers, f"{method}, local, unproven", region)
+    subject = _Subject.of(graph, model, region)
+    return subject.unproven(solution.bound, f"{method}, local, unproven", solution.multipliers)
 
 
 def _traced(model: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Graph]:
@@ -125,25 +126,11 @@ def _traced(model: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Graph]
 def _layered(model: nn.Module, shape: tuple[int, ...], cause: GraphError) -> Certificate:
     """The last resort: norms of single layers. Where there is no rule for that either, the cause is raised."""
     try:
-        bound = layer_norms(model, shape)
+        found = layer_norms(model, shape)
     except UnsupportedOpError:
         raise cause from None
-    bound = max(bound, SMALLEST) * (1 + 1e-9)
-    finite = math.isfinite(bound)
-    with torch.no_grad(), evaluating(model):
-        outputs = model(torch.zeros(1, *shape).to(reference(model))).numel()
-    return Certificate(
-        bound=bound if finite else math.inf,
-        status=CERTIFIED if finite else NOT_CERTIFIED,
-        reason="" if finite else "the bound overflows: weights are too large",
-        method=f"norms of single layers, because {cause}"[:200],
-        multipliers={},
-        rigorous=False,
-        residual=math.nan,
-        input_shape=shape,
-        outputs=outputs,
-        fingerprint=tensor_fingerprint(model),
-    )
+    subject = _Subject(shape, found.outputs, tensor_fingerprint(model))
+    return subject.unproven(found.bound, f"norms of single layers, because {cause}"[:200])
 
 
 def _solve(
@@ -165,50 +152,51 @@ def _solve(
     return minimise(problem, time_limit=time_limit, tolerance=tolerance, progress=progress)
 
 
-def _unproven(
-    graph: Graph,
-    model: nn.Module,
-    shape: tuple[int, ...],
-    bound: float,
-    multipliers: dict[str, torch.Tensor],
-    method: str,
-    region: Region | None,
-) -> Certificate:
-    """A bound in floating point, raised by what its computation may have lost, without a proof."""
-    bound = max(bound, SMALLEST) * (1 + 1e-9)
-    if not math.isfinite(bound):
-        return _refused(graph, model, shape, method, region, "the bound overflows: weights or slopes are too large")
-    return _certificate(graph, model, shape, method, region, bound, CERTIFIED, "", multipliers)
+@dataclass(frozen=True)
+class _Subject:
+    """What a certificate without a proof is about.
 
+    Attributes:
+        input_shape: Shape of one input.
+        outputs: Number of outputs.
+        fingerprint: Of the network.
+        region: Where the bound holds; everywhere if None.
+    """
 
-def _refused(
-    graph: Graph, model: nn.Module, shape: tuple[int, ...], method: str, region: Region | None, reason: str
-) -> Certificate:
-    """A certificate of nothing, with the reason."""
-    return _certificate(graph, model, shape, method, region, math.inf, NOT_CERTIFIED, reason, {})
+    input_shape: tuple[int, ...]
+    outputs: int
+    fingerprint: str
+    region: Region | None = None
 
+    @classmethod
+    def of(cls, graph: Graph, model: nn.Module, region: Region | None) -> _Subject:
+        """A network that has a graph."""
+        return cls(graph.input.shape, graph[graph.output].features, fingerprint(graph, model), region)
 
-def _certificate(
-    graph: Graph,
-    model: nn.Module,
-    shape: tuple[int, ...],
-    method: str,
-    region: Region | None,
-    bound: float,
-    status: str,
-    reason: str,
-    multipliers: dict[str, torch.Tensor],
-) -> Certificate:
-    return Certificate(
-        bound=bound,
-        status=status,
-        reason=reason,
-        method=method,
-        multipliers=multipliers,
-        rigorous=False,
-        residual=math.nan,
-        input_shape=shape,
-        outputs=graph[graph.output].features,
-        fingerprint=fingerprint(graph, model),
-        region=region,
-    )
+    def unproven(self, bound: float, method: str, multipliers: dict[str, torch.Tensor] | None = None) -> Certificate:
+        """A bound in floating point, raised by what its computation may have lost, without a proof."""
+        bound = max(bound, SMALLEST) * (1 + 1e-9)
+        if not math.isfinite(bound):
+            return self.refused(method, "the bound overflows: weights or slopes are too large")
+        return self._certificate(bound, CERTIFIED, "", method, multipliers or {})
+
+    def refused(self, method: str, reason: str) -> Certificate:
+        """A certificate of nothing, with the reason."""
+        return self._certificate(math.inf, NOT_CERTIFIED, reason, method, {})
+
+    def _certificate(
+        self, bound: float, status: str, reason: str, method: str, multipliers: dict[str, torch.Tensor]
+    ) -> Certificate:
+        return Certificate(
+            bound=bound,
+            status=status,
+            reason=reason,
+            method=method,
+            multipliers=multipliers,
+            rigorous=False,
+            residual=math.nan,
+            input_shape=self.input_shape,
+            outputs=self.outputs,
+            fingerprint=self.fingerprint,
+            region=self.region,
+        )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ldlt.certificates.certificate import CERTIFIED, Certificate, verify
 from ldlt.certificates.certifier import METHODS, certify
-from ldlt.certificates.optimise import Step
+from ldlt.certificates.optimise import TOLERANCE, Step
 from ldlt.certificates.region import Region
 from ldlt.errors import CertificateError, OnnxError, OptionError, ShapeError
 from ldlt.onnx.file import load
@@ -34,9 +34,6 @@ __all__ = ["add_certify", "add_verify", "run_certify", "run_verify"]
 
 SHOWN_OUTPUTS = 64
 """Up to this many outputs the constants of all pairs are printed for machines."""
-
-TOLERANCE = 1e-4
-"""Default tolerance of the search."""
 
 _SUFFIX = ".onnx"
 _DIGITS = 9  # of a bound in the table

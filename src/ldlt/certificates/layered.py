@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,7 +28,7 @@ from ldlt.errors import LdltError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
 from ldlt.trace import symbolic_trace
 
-__all__ = ["layer_norms"]
+__all__ = ["LayerNorms", "layer_norms"]
 
 _BATCH = 3
 
@@ -49,7 +49,19 @@ _MEAN: set[Any] = {torch.mean, "mean"}
 _TOTAL: set[Any] = {torch.sum, "sum"}
 
 
-def layer_norms(model: nn.Module, input_shape: Sequence[int]) -> float:
+class LayerNorms(NamedTuple):
+    """A bound from single layers.
+
+    Attributes:
+        bound: The Lipschitz constant.
+        outputs: Number of outputs.
+    """
+
+    bound: float
+    outputs: int
+
+
+def layer_norms(model: nn.Module, input_shape: Sequence[int]) -> LayerNorms:
     """A Lipschitz constant of a network in evaluation mode, from the norms of its layers, in floating point.
 
     Args:
@@ -71,7 +83,7 @@ def layer_norms(model: nn.Module, input_shape: Sequence[int]) -> float:
         )
         if not close:  # hooks, or samples that influence each other
             raise UnsupportedOpError(run.result.name, "the traced program is not what the module computes per sample")
-    return run.constants[run.result]
+    return LayerNorms(run.constants[run.result], found[0].numel())
 
 
 class _Run(fx.Interpreter):

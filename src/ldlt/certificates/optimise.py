@@ -23,10 +23,13 @@ from ldlt.certificates.problem import Problem
 from ldlt.certificates.start import SHAPES, feasible
 from ldlt.errors import InfeasibleError, OptionError
 
-__all__ = ["DENSE_COORDINATES", "Solution", "Step", "bound_of", "minimise", "without_search"]
+__all__ = ["DENSE_COORDINATES", "TOLERANCE", "Solution", "Step", "bound_of", "minimise", "without_search"]
 
 DENSE_COORDINATES = 1600
 """Up to this many coordinates (inputs and neurons) the dense interior-point method is used: some 20 cubic steps."""
+
+TOLERANCE = 1e-4
+"""Default relative tolerance of ℓ."""
 
 _GREEDY_WIDTH = 320  # widest layer for which a semidefinite program per layer is cheap enough as a start
 _ATTEMPTS = 3  # starts of the interior-point method, if rounding stops it
@@ -157,7 +160,7 @@ def minimise(
     *,
     start: Mapping[str, Tensor] | None = None,
     time_limit: float | None = None,
-    tolerance: float = 1e-4,
+    tolerance: float = TOLERANCE,
     progress: Callable[[Step], object] | None = None,
     dense: bool | None = None,
 ) -> Solution:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ldlt.convolution import Spec
 from ldlt.errors import GraphError, ShapeError
 from ldlt.evaluation import evaluating, reference
-from ldlt.onnx.windows import Axis, Ring, unroll
 
 __all__ = ["LARGEST", "TooLargeError", "has_convolutions", "unrolled"]
 
@@ -141,22 +141,9 @@ def _dense(layer: nn.Module, before: tuple[int, ...], after: tuple[int, ...]) ->
     assert isinstance(layer, nn.Conv1d | nn.Conv2d)
     reach = [d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
     fits = all(r <= n for r, n in zip(reach, before[1:], strict=True))  # no entry of the input is met twice
-    kind: type[Axis] | None = {"zeros": Axis, "circular": Ring if fits else None}.get(layer.padding_mode)
-    if kind is None:
+    if not (layer.padding_mode == "zeros" or (layer.padding_mode == "circular" and fits)):
         return layer
-    axes = [
-        kind(*numbers)
-        for numbers in zip(
-            before[1:],
-            after[1:],
-            layer.kernel_size,
-            layer.stride,
-            _before(layer),
-            layer.dilation,
-            strict=True,
-        )
-    ]
-    matrix = unroll(layer.weight.detach(), layer.groups, axes)
+    matrix = Spec.of(layer).unrolled(layer.weight.detach(), before, exact=True)
     bias = None if layer.bias is None else layer.bias.detach().repeat_interleave(math.prod(after[1:]))
     return Unrolled(matrix, bias, after)
 
@@ -174,12 +161,3 @@ def _is_disjoint(layer: nn.Module, windows: Sequence[int]) -> bool:
     assert isinstance(layer, nn.AvgPool1d | nn.AvgPool2d)
     plain = not any(each(layer.padding)) and getattr(layer, "divisor_override", None) is None
     return plain and each(layer.kernel_size) == list(windows) == each(layer.stride)
-
-
-def _before(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
-    """Padding in front of each axis."""
-    if not isinstance(layer.padding, str):
-        return tuple(layer.padding)
-    if layer.padding == "valid":
-        return (0,) * len(layer.kernel_size)
-    return tuple(d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True))  # the odd one behind

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Axis", "Ring", "average", "same_axis", "unroll"]
+__all__ = ["Axis", "average", "same_axis", "unroll"]
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,6 @@ class Axis:
         offset = torch.arange(self.size) + self.before - self.stride * torch.arange(self.out)[:, None]
         index = offset.div(self.dilation, rounding_mode="floor")
         valid = (offset >= 0) & (offset % self.dilation == 0) & (index < self.kernel)
-        return torch.where(valid, index, self.kernel)
-
-
-class Ring(Axis):
-    """An axis that is closed to a ring, for a window that does not reach around it."""
-
-    def taps(self) -> Tensor:
-        """As for :class:`Axis`; what would be padding is the other end."""
-        offset = (torch.arange(self.size) + self.before - self.stride * torch.arange(self.out)[:, None]) % self.size
-        index = offset.div(self.dilation, rounding_mode="floor")
-        valid = (offset % self.dilation == 0) & (index < self.kernel)
         return torch.where(valid, index, self.kernel)
 
 
