@@ -199,3 +199,54 @@ def test_what_single_layers_cannot_do():
     for net in (Rolled(), Repeats(), Shifted(), Overwritten()):
         with pytest.raises(ldlt.UnsupportedOpError):
             ldlt.certify(net, (1, 6, 6))
+
+
+class Wired(nn.Module):
+    """An identity, and what is to be tried behind it."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(4, 4, bias=False, dtype=torch.float64)
+        nn.init.eye_(self.linear.weight)
+        self.register_buffer("counts", torch.tensor([5, 1, 1, 1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "norm"),
+    [
+        (lambda _, h: torch.cat([h, h], 1), 2**0.5),
+        (lambda _, h: torch.cat(tensors=[h, h[:, :2], h], dim=1), 3**0.5),
+        (lambda _, h: torch.stack([h, h, h], 1).flatten(1), 3**0.5),
+        (lambda _, h: torch.repeat_interleave(h, 3, 1), 3**0.5),
+        (lambda _, h: h.unsqueeze(2).expand(-1, -1, 5).flatten(1), 5**0.5),
+        (lambda _, h: h + h, 2.0),
+        (lambda _, h: torch.divide(torch.negative(h), 2.0), 0.5),
+        (lambda _, h: torch.multiply(torch.subtract(h, h.flip(1)), 3.0), 6.0),
+    ],
+)
+def test_values_are_counted_as_often_as_they_are_read(function, norm):
+    net = Wired(function)
+    jacobian = torch.autograd.functional.jacobian(net, torch.zeros(1, 4, dtype=torch.float64)).flatten(2)[0, :, :]
+    found = layer_norms(net, (4,))
+    assert float(torch.linalg.matrix_norm(jacobian, 2)) == pytest.approx(norm)
+    assert found.bound == pytest.approx(norm, rel=1e-9)
+    assert found.outputs == len(jacobian)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, h: torch.repeat_interleave(h, net.counts, 1),  # the first entry has norm √5
+        lambda _, h: torch.div(h, 2.0, rounding_mode="floor"),  # jumps
+        lambda _, h: h.view(torch.float32),
+        lambda _, h: h / 0.0,
+        lambda _, h: h.mul_(2.0),
+        lambda _, h: h.index_select(1, torch.zeros(2, dtype=torch.long)),
+    ],
+)
+def test_operations_that_only_look_like_ones_with_a_rule(function):
+    with pytest.raises(ldlt.UnsupportedOpError):
+        layer_norms(Wired(function), (4,))

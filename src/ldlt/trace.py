@@ -23,19 +23,37 @@ from ldlt.evaluation import evaluating, reference
 from ldlt.frozen import CircularConv
 from ldlt.graph import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire, evaluate, index_map
 
-__all__ = ["symbolic_trace", "trace"]
+__all__ = [
+    "DIVIDE",
+    "IN_PLACE",
+    "MULTIPLY",
+    "NEGATE",
+    "REARRANGE",
+    "REPEAT",
+    "SELECT",
+    "STACK",
+    "SUM",
+    "symbolic_trace",
+    "trace",
+]
 
-# Features are moved, dropped or repeated, never mixed.
-_REARRANGE: set[Any] = {
-    torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.stack, torch.chunk, torch.split,
-    torch.tensor_split, torch.unbind, torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.swapaxes,
-    torch.movedim, torch.squeeze, torch.unsqueeze, torch.flip, torch.roll, torch.narrow, torch.select,
-    torch.unflatten, torch.clone, torch.tile, torch.repeat_interleave, operator.getitem, "chunk", "split",
-    "tensor_split", "unbind", "flatten", "reshape", "view", "permute", "transpose", "swapaxes", "movedim",
-    "squeeze", "unsqueeze", "flip", "roll", "narrow", "select", "unflatten", "contiguous", "clone", "expand",
-    "repeat", "repeat_interleave", "mT", "tile",
+SELECT: set[Any] = {
+    torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.flatten, torch.reshape, torch.permute,
+    torch.transpose, torch.swapaxes, torch.movedim, torch.squeeze, torch.unsqueeze, torch.flip, torch.roll,
+    torch.narrow, torch.select, torch.unflatten, torch.clone, operator.getitem, "chunk", "split", "tensor_split",
+    "unbind", "flatten", "reshape", "view", "permute", "transpose", "swapaxes", "movedim", "squeeze", "unsqueeze",
+    "flip", "roll", "narrow", "select", "unflatten", "contiguous", "clone", "mT",
 }  # fmt: skip
-_SUM: dict[Any, tuple[float, float]] = {
+"""Features are moved or dropped: each is there at most once (except for ``getitem`` with a list of indices)."""
+REPEAT: set[Any] = {
+    torch.tile, torch.repeat_interleave, "expand", "repeat", "repeat_interleave", "tile",
+}  # fmt: skip
+"""Features are repeated, all equally often (except for ``repeat_interleave`` with a tensor of numbers)."""
+STACK: set[Any] = {torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.stack}
+"""Features of several tensors side by side."""
+REARRANGE = SELECT | REPEAT | STACK
+"""Features are moved, dropped or repeated, never mixed."""
+SUM: dict[Any, tuple[float, float]] = {
     operator.add: (1.0, 1.0), operator.iadd: (1.0, 1.0), torch.add: (1.0, 1.0), "add": (1.0, 1.0), "add_": (1.0, 1.0),
     operator.sub: (1.0, -1.0), operator.isub: (1.0, -1.0), torch.sub: (1.0, -1.0), torch.subtract: (1.0, -1.0),
     "sub": (1.0, -1.0), "sub_": (1.0, -1.0),
@@ -46,10 +64,10 @@ _OUT_OF_PLACE = {
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }
-_IN_PLACE = set(_OUT_OF_PLACE)
-_MULTIPLY = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"}
-_DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"}
-_NEGATE = {operator.neg, torch.neg, torch.negative, "neg"}
+MULTIPLY = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"}
+DIVIDE = {operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"}
+IN_PLACE: set[Any] = {*_OUT_OF_PLACE, "add_", "sub_", "mul_", "div_"}
+NEGATE = {operator.neg, torch.neg, torch.negative, "neg"}
 _AVERAGE = {torch.mean, torch.sum, "mean", "sum"}
 _MATMUL = {operator.matmul, torch.matmul, torch.mm, "matmul", "mm", F.linear}
 _DROPOUT = {F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d}
@@ -478,8 +496,8 @@ class _Builder:
             rest = tuple(self.first[a] if isinstance(a, fx.Node) else a for a in node.args[1:])
             kwargs = {k: self.first[a] if isinstance(a, fx.Node) else a for k, a in node.kwargs.items()}
             method = isinstance(node.target, str) and node.target.endswith("_")
-            overwrites = method or node.target in _IN_PLACE or bool(kwargs.get("inplace", False))
-            if not overwrites and node.target not in _REARRANGE and node.target not in _AVERAGE | _MATMUL | _DROPOUT:
+            overwrites = method or node.target in IN_PLACE or bool(kwargs.get("inplace", False))
+            if not overwrites and node.target not in REARRANGE and node.target not in _AVERAGE | _MATMUL | _DROPOUT:
                 try:
                     overwrites = activations.is_inplace(node.target, rest, kwargs)
                 except LdltError:
@@ -496,7 +514,7 @@ class _Builder:
                     f"it overwrites '{target.name}', which '{others[0].name}' reads too; use the form that is not in "
                     "place",
                 )
-            is_view = target.op in ("call_function", "call_method") and target.target in _REARRANGE
+            is_view = target.op in ("call_function", "call_method") and target.target in REARRANGE
             if not is_view:
                 return
             reader, target = target, target.args[0]
@@ -696,14 +714,14 @@ class _Builder:
                 raise UnsupportedOpError(node.name, "select one element of the tuple at a time")
             wire = Wire(node.name, self._shape(node), parents, select=index, role="rearrange", **spec)
             self._add(node, self._ordered(wire))
-        elif target in _SUM:
-            self._sum(node, *_SUM[target])
-        elif target in _MULTIPLY or target in _DIVIDE:
-            self._scale(node, divide=target in _DIVIDE)
-        elif target in _NEGATE:
+        elif target in SUM:
+            self._sum(node, *SUM[target])
+        elif target in MULTIPLY or target in DIVIDE:
+            self._scale(node, divide=target in DIVIDE)
+        elif target in NEGATE:
             source = self._single(node)
             self._add(node, Wire(node.name, self._shape(node), (source,), role="sum", scales=(-1.0,)))
-        elif target in _REARRANGE:
+        elif target in REARRANGE:
             self._wire(node, kind, target, "rearrange")
         elif target in _DROPOUT:
             self._add(node, Wire(node.name, self._shape(node), (self._single(node),), kind="dropout", role="order"))

@@ -26,25 +26,19 @@ from torch import Tensor, fx, nn
 from ldlt import activations
 from ldlt.errors import LdltError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
-from ldlt.trace import symbolic_trace
+from ldlt.trace import DIVIDE, IN_PLACE, MULTIPLY, NEGATE, REPEAT, SELECT, STACK, SUM, symbolic_trace
 
 __all__ = ["LayerNorms", "layer_norms"]
 
 _BATCH = 3
 
-_SAME: set[Any] = {
-    torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.squeeze,
-    torch.unsqueeze, torch.flip, torch.roll, torch.narrow, torch.select, torch.unflatten, torch.clone, torch.chunk,
-    torch.split, torch.tensor_split, torch.unbind, operator.getitem, torch.neg, operator.neg, "flatten", "reshape",
-    "view", "permute", "transpose", "swapaxes", "movedim", "squeeze", "unsqueeze", "flip", "roll", "narrow", "select",
-    "unflatten", "clone", "contiguous", "chunk", "split", "tensor_split", "unbind", "neg",
-}  # fmt: skip
-_REPEAT: set[Any] = {torch.tile, torch.repeat_interleave, "repeat", "expand", "tile", "repeat_interleave"}
-_STACK: set[Any] = {torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack, torch.vstack}
+# No entry is there more than once, none is larger than it was: the norm does not grow.
+_SAME = SELECT | NEGATE
 _ADD_IN_PLACE: set[Any] = {operator.iadd, operator.isub}
-_SUM: set[Any] = {operator.add, operator.sub, torch.add, torch.sub, "add", "sub"} | _ADD_IN_PLACE
-_TIMES: set[Any] = {operator.mul, torch.mul, "mul"}
-_OVER: set[Any] = {operator.truediv, torch.div, "div"}
+_ADD = set(SUM) - IN_PLACE
+_SUM = _ADD | _ADD_IN_PLACE
+_TIMES = MULTIPLY - IN_PLACE
+_OVER = DIVIDE - IN_PLACE
 _MEAN: set[Any] = {torch.mean, "mean"}
 _TOTAL: set[Any] = {torch.sum, "sum"}
 
@@ -111,7 +105,7 @@ class _Run(fx.Interpreter):
     def _overwrites(self, node: fx.Node, source: Any) -> None:
         """Refuse to overwrite a value that anything else may read: constants belong to what it was."""
         fresh = isinstance(source, fx.Node) and (
-            source.op == "call_module" or (source.op == "call_function" and source.target in _SUM - _ADD_IN_PLACE)
+            source.op == "call_module" or (source.op == "call_function" and source.target in _ADD)
         )
         if not fresh or len(source.users) > 1 or self._passes_on(source):
             raise UnsupportedOpError(node.name, "a value is overwritten in place that may be read elsewhere")
@@ -160,8 +154,8 @@ class _Run(fx.Interpreter):
     def _call(self, node: fx.Node, live: list[fx.Node], given: list[float], value: Any) -> float:
         target = node.target
         others = [a for a in node.args if not (isinstance(a, fx.Node) and a in self.constants)]
-        if target in _STACK:
-            return math.sqrt(sum(c * c for c in given))
+        if target in STACK:
+            return math.sqrt(sum(self.constants[a] ** 2 for a in _occurrences(node) if a in self.constants))
         if target in _ADD_IN_PLACE:
             self._overwrites(node, node.args[0])
         if target in _SUM and len(node.args) == 2 and not node.kwargs and self._same_shapes(live, value):
@@ -172,16 +166,20 @@ class _Run(fx.Interpreter):
         if target in _SAME:
             if target is operator.getitem and not _is_slice(node.args[1]):
                 raise UnsupportedOpError(node.name, "indices may repeat entries; use slices")
+            if isinstance(value, Tensor) and value.dtype != self.env[live[0]].dtype:
+                raise UnsupportedOpError(node.name, "its bits are read as numbers of another kind")
             return given[0]
-        if target in _REPEAT:
+        if target in REPEAT:
+            if any(isinstance(self.env[a], Tensor) for a in node.all_input_nodes if a not in self.constants):
+                raise UnsupportedOpError(node.name, "entries may be repeated unequally often; repeat by a number")
             return given[0] * math.sqrt(ratio)
         if target in _MEAN | _TOTAL:
             return given[0] * (math.sqrt(ratio) if target in _MEAN else 1 / math.sqrt(ratio))
-        if target in _TIMES | _OVER and len(others) == 1 and isinstance(others[0], int | float):
+        if target in _TIMES | _OVER and not node.kwargs and len(others) == 1 and isinstance(others[0], int | float):
             size = abs(float(others[0]))
             if target in _TIMES:
                 return given[0] * size
-            if isinstance(node.args[0], fx.Node):
+            if isinstance(node.args[0], fx.Node) and size > 0:
                 return given[0] / size
         rest = tuple(self.env[a] if isinstance(a, fx.Node) else a for a in node.args[1:])
         found = activations.from_call(target, rest, dict(node.kwargs))
@@ -191,6 +189,13 @@ class _Run(fx.Interpreter):
 
     def _same_shapes(self, live: list[fx.Node], value: Tensor) -> bool:
         return all(self.env[a].shape == value.shape for a in live)
+
+
+def _occurrences(node: fx.Node) -> list[fx.Node]:
+    """The values that a node reads, as often as it reads them."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def _label(target: Any) -> str:
