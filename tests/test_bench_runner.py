@@ -206,7 +206,7 @@ def start_script(modules, out, workers):
     )
 
 
-def wait_for(condition, seconds=20.0):
+def wait_for(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -725,7 +725,7 @@ def test_ray_gives_the_same_rows(tmp_path, orders):
 def test_kill_the_whole_run_then_go_on(tmp_path, orders, modules):
     """SIGKILL in the middle: workers vanish, finished units stay, and the end is that of a run without trouble."""
     out = tmp_path / "out"
-    orders(wine__A="sleep 60", wine__B="sleep 60")
+    orders(wine__A="sleep 300", wine__B="sleep 300")  # longer than any wait below: workers do not end by themselves
     run = start_script(modules, out, 2)
     try:
         wait_for(lambda: {"wine A", "wine B"} <= set(orders.done()))
@@ -733,7 +733,7 @@ def test_kill_the_whole_run_then_go_on(tmp_path, orders, modules):
         assert len(workers) == 2
         run.send_signal(signal.SIGKILL)
         run.wait()
-        wait_for(lambda: not any(map(alive, workers)), 5)
+        wait_for(lambda: not any(map(alive, workers)))
     finally:
         run.kill()
         run.communicate()

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from torch.func import functional_call
 
 from ldlt import attack
+from ldlt.adamw import adamw
 from ldlt.bench.data import Dataset, Embedded
 from ldlt.bench.models import FAMILIES, Model, build, canonical
-from ldlt.bench.program import ProgramError, record
 from ldlt.bench.protocol import LOSSES, PROTOCOLS, RADII, Protocol, Start, network_width, shortened
 from ldlt.bench.scoring import Score, score
-from ldlt.bench.stack import Stack, adamw, flatten, margin_loss, unflatten
+from ldlt.bench.stack import Stack, flatten, margin_loss, unflatten
 from ldlt.bench.training import Folds, Net, Trainer, load, start_values
 from ldlt.bench.unit import Unit, estimate_cost, run_unit, start_seed, together
 from ldlt.errors import OptionError
+from ldlt.program import ProgramError, record
 
 # -- protocol --------------------------------------------------------------------------------------------------------
 

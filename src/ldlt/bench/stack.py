@@ -1,8 +1,8 @@
 """Many networks of one architecture as one program: the folds, seeds and settings of one data set and family.
 
 The parameters of n networks are the rows of one matrix (n, P). A step of all of them is one recorded list of batched
-operations (:mod:`ldlt.bench.program`), and AdamW is a handful of operations on the whole matrix. The rows never mix, so
-a stack computes what n separate runs compute.
+operations (:mod:`ldlt.program`), and AdamW is a handful of operations on the whole matrix (:mod:`ldlt.adamw`). The
+rows never mix, so a stack computes what n separate runs compute.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.optim.adamw import adamw as fused
 
 from ldlt.bench.models import Model
-from ldlt.bench.program import Program, record
+from ldlt.program import Program, record
 
-__all__ = ["Stack", "adamw", "flatten", "margin_loss", "unflatten"]
+__all__ = ["Stack", "flatten", "margin_loss", "unflatten"]
 
 
 def flatten(model: Model) -> Tensor:
@@ -109,47 +108,3 @@ class Stack:
             self._programs[key] = record(function, *inputs)
         with torch.no_grad():
             return self._programs[key](*inputs)
-
-
-def adamw(
-    flat: Tensor, grad: Tensor, first: Tensor, second: Tensor, rate: Tensor, step: int, weight_decay: float
-) -> None:
-    """One step of AdamW (Loshchilov & Hutter, 2019) on all rows in place, each with its own step size.
-
-    Computes what ``torch.optim.AdamW`` does with β = (0.9, 0.999), ε = 1e-8; that one has a single step size per
-    group of tensors, and n groups cost n times the Python.
-
-    Args:
-        flat: Parameters (n, P).
-        grad: Gradients (n, P); overwritten.
-        first: Moving average of the gradient (n, P).
-        second: Moving average of its square (n, P).
-        rate: Step sizes (n, 1).
-        step: Number of this step, from 1.
-        weight_decay: λ.
-    """
-    if len(flat) == 1:  # one wide network: the library's kernel passes over the memory once
-        fused(
-            [flat],
-            [grad],
-            [first],
-            [second],
-            [],
-            [torch.tensor(float(step - 1))],
-            fused=True,
-            amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=float(rate),
-            weight_decay=weight_decay,
-            eps=1e-8,
-            maximize=False,
-        )
-        return
-    first.lerp_(grad, 1 - 0.9)
-    second.mul_(0.999).addcmul_(grad, grad, value=1 - 0.999)
-    torch.sqrt(second, out=grad)
-    grad.mul_((1 - 0.999**step) ** -0.5).add_(1e-8)
-    torch.div(first, grad, out=grad)
-    flat.mul_(1 - rate * weight_decay)
-    flat.addcmul_(grad, rate, value=-1 / (1 - 0.9**step))

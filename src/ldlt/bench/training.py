@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ldlt.adamw import adamw
 from ldlt.bench.data import Dataset
 from ldlt.bench.data.stream import Stream
 from ldlt.bench.models import Model
 from ldlt.bench.protocol import LOSSES, Protocol
 from ldlt.bench.scoring import Score, score
-from ldlt.bench.stack import Stack, adamw, flatten, margin_loss, unflatten
+from ldlt.bench.stack import Stack, flatten, margin_loss, unflatten
 
 __all__ = ["Folds", "Net", "Trainer"]
 

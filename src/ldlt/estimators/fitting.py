@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from ldlt.bench.program import ProgramError, record
+from ldlt.adamw import adamw
 from ldlt.network import Lipschitz
+from ldlt.program import ProgramError, record
 
 __all__ = ["AdamW", "Batches", "Epoch", "History", "Trainer"]
 
@@ -100,7 +101,7 @@ class Batches:
 
 @dataclass
 class AdamW:
-    """State of AdamW (Loshchilov and Hutter, ICLR 2019) on one vector: less overhead than PyTorch's for small networks.
+    """State of AdamW (:mod:`ldlt.adamw`) on one vector.
 
     Attributes:
         first: Mean of the gradients (P,).
@@ -116,12 +117,8 @@ class AdamW:
     def step(self, flat: Tensor, grad: Tensor, rate: float, weight_decay: float) -> None:
         """Move ``flat`` (P,) in place; ``grad`` is overwritten."""
         self.steps += 1
-        self.first.lerp_(grad, 1 - 0.9)
-        self.second.mul_(0.999).addcmul_(grad, grad, value=1 - 0.999)
-        torch.sqrt(self.second, out=grad)
-        grad.mul_((1 - 0.999**self.steps) ** -0.5).add_(1e-8)
-        flat.mul_(1 - rate * weight_decay)
-        flat.addcdiv_(self.first, grad, value=-rate / (1 - 0.9**self.steps))
+        rates = torch.tensor([[rate]], dtype=torch.float64)
+        adamw(flat[None], grad[None], self.first[None], self.second[None], rates, self.steps, weight_decay)
 
 
 class Trainer:
