@@ -396,11 +396,11 @@ def test_as_printed_is_marked() -> None:
 
 
 def test_start_settings_reach_the_network() -> None:
-    model = build("LDLT-L", 4, 8, 2, 3, 0, Start(alpha=0.5, bias_scale=3.0))
+    model = build("LDLT-L", 4, 8, 2, 3, 0, Start(alpha=0.5, growth=1.0, bias_scale=3.0))
     assert set(model.scales.values()) == {3.0}
     alphas = [p for n, p in model.module.named_parameters() if n.startswith("log_alpha")]
     assert alphas
-    assert all(torch.allclose(p.detach().exp(), torch.tensor(0.5)) for p in alphas)
+    assert all(torch.allclose(p.detach().exp(), torch.tensor(0.5 * 8 / 64)) for p in alphas)
 
 
 def test_costs_order_units() -> None:

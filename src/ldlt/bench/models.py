@@ -111,7 +111,7 @@ def _ldlt(family: str, features: int, hidden: list[int], classes: int, start: St
         classes,
         head="rows",
         contraction=contraction or "cholesky",
-        alpha=start.alpha,
+        alpha=start.alpha_at(hidden[0]),
         init=start.init,
         gain=start.gain,
     )

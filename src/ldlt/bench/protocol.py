@@ -61,16 +61,23 @@ class Start:
     Chosen on validation rows by ``benchmarks/choose_start.py``; one choice for all data sets and both protocols.
 
     Attributes:
-        alpha: Start value of α: the free matrices start at norm ``gain·√α``.
+        alpha: Start value of α at width 64: the free matrices start at norm ``gain·√α``.
+        growth: α is multiplied by ``(width / 64)^growth``. A step of AdamW with step size η changes a w × w matrix by
+            a norm of up to ``ηw``, so with ``growth = 2`` networks of all widths move equally far, in units of √α.
         init: See :mod:`ldlt.initialise`.
         gain: Norm of the free matrices at the start, in units of ``√α``.
         bias_scale: Biases are stored divided by this number, so that a step moves them by that much more.
     """
 
-    alpha: float = 3e-3
+    alpha: float = 3e-2
+    growth: float = 2.0
     init: str = "default"
     gain: float = 1.0
     bias_scale: float = 1.0
+
+    def alpha_at(self, width: int) -> float:
+        """α at the start of a network of some width."""
+        return self.alpha * (width / 64) ** self.growth
 
 
 @dataclass(frozen=True)
