@@ -63,5 +63,5 @@ def test_public_names_exist_and_are_documented():
 
 
 def test_scripts_can_be_run():
-    for script in ("scripts/bench", "scripts/test", ".ci/run"):
+    for script in ("scripts/bench", "scripts/docs", "scripts/test", ".ci/run"):
         assert os.access(ROOT / script, os.X_OK)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +19,7 @@ def load(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -27,3 +31,83 @@ def test_lower_the_bound(capsys):
     assert lines["fifth"][0.0] > 0.9
     assert lines["fifth"][0.5] > lines["plain"][0.5] + 0.1
     assert "a fifth of the bound" in capsys.readouterr().out
+
+
+def picture(folder: Path, name: str) -> bool:
+    """Whether the picture was drawn; matplotlib is in the extra ``figures``."""
+    return (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_certified_tabular(tmp_path):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    results = load("certified_tabular").main(epochs=30, out=tmp_path)
+    assert picture(tmp_path, "certified_tabular")
+    for result in results.values():
+        assert result.certified[0] == pytest.approx(result.accuracy)
+        assert all(a >= b for a, b in pairwise(result.certified))
+    assert results[0.25].accuracy > 0.9
+    assert results[2.0].certified[-1] > results[0.25].certified[-1]  # a larger margin, larger radii
+
+
+def test_wrap_your_resnet(tmp_path):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    results = load("wrap_your_resnet").main(epochs=4, out=tmp_path)
+    assert picture(tmp_path, "wrap_your_resnet")
+    plain, wrapped = results["plain"], results["wrapped"]
+    assert wrapped.bound <= 1 + 1e-5
+    assert max(wrapped.slopes) <= 1 + 1e-5
+    assert plain.bound >= plain.slopes[-1] > wrapped.bound
+    assert wrapped.certified[0.25] > plain.certified[0.25]
+
+
+def test_wasserstein(tmp_path):
+    pytest.importorskip("scipy")
+    pytest.importorskip("matplotlib")
+    module = load("wasserstein")
+    results = module.main(steps=40, count=60, out=tmp_path)
+    assert picture(tmp_path, "wasserstein")
+    for result in results.values():
+        assert max(result.history) <= result.exact * (1 + 1e-9)  # a lower bound at every step
+        assert result.ratio > 0.9
+
+
+def test_robust_regression(tmp_path):
+    pytest.importorskip("matplotlib")
+    results = load("robust_regression").main(seeds=1, steps=60, out=tmp_path)
+    assert picture(tmp_path, "robust_regression")
+    bounded = results["bounded"][0]
+    assert bounded.slope <= bounded.bound * (1 + 1e-3)  # differences of float32 values
+    assert bounded.error < 0.5
+
+
+def test_controller(tmp_path):
+    pytest.importorskip("matplotlib")
+    results = load("controller").main(epochs=8, out=tmp_path)
+    assert picture(tmp_path, "controller")
+    bounded, free = results["bounded"], results["free"]
+    assert bounded.cost < results["none"].cost
+    assert bounded.energy[0] <= bounded.energy[1] < math.inf  # the theorem, with a delay
+    assert free.energy[1] == math.inf
+
+
+def test_erratum(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = load("erratum").main(steps=60, out=tmp_path)
+    assert picture(tmp_path, "erratum")
+    assert result.attacked["as printed"] > 1.2
+    assert 0.98 < result.attacked["ldlt.nn.Residual"] <= 1 + 1e-9
+    assert result.scalar.determinant < 0
+
+
+def test_certify_onnx(tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("matplotlib")
+    result = load("certify_onnx").main(steps=20, out=tmp_path)
+    assert picture(tmp_path, "certify_onnx")
+    bounds = result.bounds
+    assert bounds["attack"] <= bounds["optimal"] <= bounds["eclipse"] <= bounds["product"]
+    assert result.verified == bounds["optimal"]
+    assert "cannot be proven" in result.rejected["bound lowered"]
+    assert "another network" in result.rejected["weight changed"]
