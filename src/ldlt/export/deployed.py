@@ -202,7 +202,7 @@ class Deployed(nn.Module):
         x, moved = self._inputs(X)
         logits, error = self._enclosed(x)
         radius = certified_radius(logits, self.certificate, error=error).numpy()
-        return self._labels(logits.numpy()), np.where(moved > 0, np.maximum(radius - moved, 0.0), radius)
+        return self._labels(logits.numpy()), np.where(moved > 0, _nearer(radius, moved), radius)
 
     def predict_interval(self, X: Any, radius: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Ends of the interval that every output stays in for inputs within a Euclidean distance of ``radius``.
@@ -266,6 +266,13 @@ class Deployed(nn.Module):
     def extra_repr(self) -> str:
         """Summary for ``repr``."""
         return f"task={self.meaning.task}, bound={self.certificate.bound:.9g}, status={self.certificate.status!r}"
+
+
+def _nearer(radius: npt.NDArray[np.float64], moved: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Radii around inputs that are that far from the rounded ones, rounded downwards."""
+    with np.errstate(invalid="ignore"):  # an infinite radius stays one
+        found: npt.NDArray[np.float64] = np.maximum(np.nextafter(radius - moved, -np.inf), 0.0)
+    return np.where(np.isinf(radius), radius, found)
 
 
 # -- from whatever there is --------------------------------------------------------------------------------------------
