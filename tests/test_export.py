@@ -23,6 +23,8 @@ from ldlt.activations import GroupSort, MaxMin
 from ldlt.cli import main
 from ldlt.export import encoding, storage
 from ldlt.export.program import Program, program_of
+from random_graphs import RandomGraph
+from random_images import RandomImages
 
 pytest.importorskip("safetensors")
 pytest.importorskip("onnxscript")
@@ -195,6 +197,60 @@ def test_commands_on_exported_files(tmp_path, monkeypatch, capsys):
     assert ldlt.verify("net.cert.json", "net.onnx").bound == certificate.bound
 
 
+@pytest.mark.usefixtures("double")
+def test_random_networks_survive_a_file(tmp_path):
+    path = tmp_path / "net.safetensors"
+    for seed in range(24):
+        module = RandomGraph(seed) if seed % 3 else RandomImages(seed)
+        shape = module.width_in if seed % 3 else module.shape
+        net = ldlt.Lipschitz(module, input_shape=shape, head=["joint", "orthogonal", "rows"][seed // 3 % 3])
+        frozen = net.freeze().eval()
+        program = program_of(frozen, net.input_shape)
+        data, tensors = encoding.encode(program)
+        again = encoding.decode(json.loads(json.dumps(data)), tensors, net.input_shape)
+        x = inputs(net)
+        with torch.no_grad():
+            assert torch.equal(again(x), frozen(x)), seed
+        if seed % 3 and seed < 9:
+            saved = ldlt.save(net, path)
+            assert ldlt.verify(path).bound == saved.certificate.bound <= net.bound * (1 + 1e-6)
+
+
+def test_an_output_without_a_free_map(tmp_path):
+    module = nn.Sequential(nn.Linear(4, 6), nn.ReLU()).double()
+    net = ldlt.Lipschitz(module, input_shape=4, output="scale")
+    ldlt.save(net, tmp_path / "net.safetensors")
+    x = inputs(net)
+    with torch.no_grad():
+        assert torch.equal(ldlt.load(tmp_path / "net.safetensors")(x), net.freeze()(x))
+    assert ldlt.verify(tmp_path / "net.safetensors").rigorous
+
+
+ARGUMENTS = {
+    "Clamp": [(-1.0, None), (0.0, 2.0)],
+    "GroupSort": [(3,)],
+    "GELU": [(), ("tanh",)],
+    "Hardtanh": [(-0.5, 2.0)],
+    "LeakyReLU": [(1 / 3,)],
+    "PReLU": [(6,)],
+    "RReLU": [(0.1, 0.4)],
+    "Softplus": [(2.0, 10.0)],
+    "Threshold": [(0.0, 0.0)],
+    "WindowSort": [],
+}
+
+
+@pytest.mark.parametrize("kind", [*ldlt.activations.ELEMENTWISE, GroupSort, MaxMin], ids=lambda c: c.__name__)
+def test_every_activation_can_be_written_down(kind):
+    for arguments in ARGUMENTS.get(kind.__name__, [()]):
+        model = nn.Sequential(nn.Linear(4, 6), kind(*arguments), nn.Linear(6, 2)).double()
+        data, tensors = encoding.encode(program_of(model, (4,)))
+        again = encoding.decode(json.loads(json.dumps(data)), tensors, (4,))
+        x = torch.randn(5, 4).double()
+        with torch.no_grad():
+            assert torch.equal(again(x), model.eval()(x))
+
+
 # -- kinds of models ---------------------------------------------------------------------------------------------------
 
 
@@ -285,6 +341,14 @@ def test_refusals(tmp_path):
     with pytest.raises(ldlt.CertificateError, match="the model is missing"):
         ldlt.verify(ldlt.certify(plain(), 4))
     assert not any(tmp_path.iterdir())
+
+
+def test_what_was_changed_in_memory_is_not_saved(saved, tmp_path):
+    loaded = ldlt.load(saved)
+    with torch.no_grad():
+        next(loaded.parameters()).mul_(2)
+    with pytest.raises(ldlt.CertificateError, match="certify it again"):
+        ldlt.save(loaded, tmp_path / "net.safetensors")
 
 
 def test_activations_of_others_are_exported_but_not_saved(tmp_path):
@@ -622,6 +686,29 @@ def test_any_damage_ends_in_an_error_or_changes_nothing(data, saved, tmp_path_fa
         return
     # Nothing that the fingerprint is about was hit.
     assert ldlt.verify(loaded).fingerprint == ldlt.load(saved).certificate.fingerprint
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_damage_of_an_onnx_file(data, exported, tmp_path_factory):
+    original = exported.read_bytes()
+    found = bytearray(original[: data.draw(st.integers(0, len(original)))] if data.draw(st.booleans()) else original)
+    for place in data.draw(st.lists(st.integers(0, len(found) - 1), max_size=3)) if found else []:
+        found[place] ^= data.draw(st.integers(1, 255))
+    path = tmp_path_factory.mktemp("damage") / "net.onnx"
+    path.write_bytes(found)
+    try:
+        loaded = ldlt.load(path)
+    except ldlt.LdltError:
+        return
+    assert ldlt.verify(loaded).fingerprint == ldlt.load(exported).certificate.fingerprint
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    path = tmp_path_factory.mktemp("exported") / "net.onnx"
+    ldlt.export_onnx(network("feed-forward")[1], path)
+    return path
 
 
 def _mutate(node, data):

@@ -263,9 +263,9 @@ def _existing(given: str, what: str) -> Path:
 def _model_path(given: str) -> Path:
     if Path(given).suffix.lower() != _SUFFIX:
         raise OptionError(
-            f"the model '{given}' is not an ONNX file ({_SUFFIX}): export it with torch.onnx.export(..., "
-            "external_data=False). Only ONNX is read, because it is data and nothing of it is executed; other formats, "
-            "such as the pickles of torch.save, can execute code when they are read"
+            f"the model '{given}' is not an ONNX file ({_SUFFIX}): export it with ldlt.export_onnx, or with "
+            "torch.onnx.export(..., external_data=False). Only ONNX is read, because it is data and nothing of it is "
+            "executed; other formats, such as the pickles of torch.save, can execute code when they are read"
         )
     return _existing(given, "model")
 

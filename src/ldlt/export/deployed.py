@@ -303,6 +303,8 @@ def deploy(
         GraphError: The network has an operation that cannot be written down.
     """
     if isinstance(model, Deployed):
+        if network_fingerprint(model.network, model.input_shape) != model.certificate.fingerprint:
+            raise CertificateError("the network was changed after it was certified: certify it again")
         if dtype in (None, model.dtype) and certificate is None:
             return model
         return _rounded(model.network, model.certificate, model.meaning, dtype)
