@@ -253,6 +253,8 @@ def verify(
     if isinstance(source, nn.Module):
         raise CertificateError("the certificate comes first, then the model: ldlt.verify(certificate, model)")
     if isinstance(model, (str, os.PathLike)):
+        if not str(model).lower().endswith(".onnx"):
+            raise CertificateError(f"the model must be a torch.nn.Module or an ONNX file, not '{model}'")
         model = read_onnx(model).module
     stated = _checked(source) if isinstance(source, Certificate) else Certificate.load(source)
     if not stated.is_certified:
@@ -295,7 +297,7 @@ def _carried(source: Any) -> tuple[Certificate, nn.Module]:
     from ldlt.export import Deployed, load  # noqa: PLC0415 (what is deployed is built on certificates)
 
     if isinstance(source, Certificate) or str(source).lower().endswith(".json"):
-        raise CertificateError("the model is missing: ldlt.verify(certificate, model)")
+        raise CertificateError("the model, a torch.nn.Module, is missing: ldlt.verify(certificate, model)")
     if isinstance(source, nn.Module) and not isinstance(source, Deployed):
         raise CertificateError("the model carries no certificate: ldlt.verify(certificate, model)")
     deployed = source if isinstance(source, Deployed) else load(source)
