@@ -261,6 +261,23 @@ def test_average_pools(shape, attributes):
     same(raw([node("AveragePool", "x", **attributes)], {}, ("n", *shape)))
 
 
+@pytest.mark.parametrize(
+    ("shape", "attributes"),
+    [
+        ((2, 4, 6), {"kernel_shape": [2, 3], "strides": [2, 3]}),
+        ((2, 6), {"kernel_shape": [2], "strides": [2], "ceil_mode": 1, "storage_order": 1}),
+    ],
+)
+def test_max_pools(shape, attributes):
+    same(raw([node("MaxPool", "x", **attributes)], {}, ("n", *shape)))
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 2), (2, 3), (2, 2, 4)])
+@pytest.mark.parametrize("largest", [0, 1])
+def test_sorts(shape, largest):
+    same(raw([node("TopK", "x k", "y i", largest=largest)], {"k": ints(shape[-1])}, ("n", *shape)))
+
+
 def test_splits():
     parts = {"p": ints(1, 3)}
     for nodes, constants in (
@@ -289,7 +306,8 @@ def test_old_operator_sets():
 
 
 def test_every_operator_is_tested():
-    tested = {c[0] for c in CASES} | {a[0] for a in ACTIVATIONS} | {"Conv", "AveragePool", "Split", "Shape", "Constant"}
+    tested = {c[0] for c in CASES} | {a[0] for a in ACTIVATIONS} | {"Conv", "Split", "Shape", "Constant"}
+    tested |= {"AveragePool", "MaxPool", "TopK"}
     assert set(OPERATORS) - tested == {"Swish"}  # onnxruntime has no kernel for the newest
 
 
@@ -562,6 +580,10 @@ REFUSALS: list[tuple[str, str, dict[str, np.ndarray], tuple[Any, ...], dict[str,
     ("AveragePool", "x", {}, ("n", 3, 7), {"kernel_shape": [2], "strides": [2], "ceil_mode": 1}, "stick out"),
     ("AveragePool", "x", {}, ("n", 3, 7), {"kernel_shape": [1], "pads": [1, 1]}, "nothing but padding"),
     ("MaxPool", "x", {}, ("n", 3, 8), {"kernel_shape": [2]}, "use AveragePool"),
+    ("MaxPool", "x", {}, ("n", 3, 7), {"kernel_shape": [2], "strides": [2]}, "do not divide"),
+    ("TopK", "x k", {"k": ints(2)}, ("n", 4), {}, "sort of the whole last axis"),
+    ("TopK", "x k", {"k": ints(4)}, ("n", 4, 3), {"axis": 1}, "sort of the whole last axis"),
+    ("TopK", "x k", {"k": ints(4)}, ("n", 4), {"sorted": 0}, "sort of the whole last axis"),
     ("Softmax", "x", {}, ("n", 4), {}, "logits"),
     ("LayerNormalization", "x w", {"w": floats(4)}, ("n", 4), {}, "not globally Lipschitz"),
     ("LSTM", "x", {}, ("n", 4), {}, "recurrent"),

@@ -20,10 +20,12 @@ from ldlt.errors import (
     MissingExtraError,
     OnnxError,
     OptionError,
+    SavedModelError,
     ShapeError,
     SlopeError,
     UnsupportedOpError,
 )
+from ldlt.export import Deployed, deploy, export_onnx, export_program, load, model_card, save
 from ldlt.network import Lipschitz, Scaled
 from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
 from ldlt.rounding import forward_error
@@ -33,6 +35,7 @@ __all__ = [
     "Certificate",
     "CertificateError",
     "Curve",
+    "Deployed",
     "GraphError",
     "InfeasibleError",
     "LdltError",
@@ -41,6 +44,7 @@ __all__ = [
     "OnnxError",
     "OptionError",
     "Region",
+    "SavedModelError",
     "Scaled",
     "ShapeError",
     "SlopeError",
@@ -52,11 +56,17 @@ __all__ = [
     "certified_curve",
     "certified_radius",
     "certify",
+    "deploy",
     "empirical",
+    "export_onnx",
+    "export_program",
     "forward_error",
     "lmi",
+    "load",
+    "model_card",
     "nn",
     "paper",
+    "save",
     "verify",
 ]
 

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ldlt._version import __version__
 from ldlt.bench import command
 from ldlt.certificates.command import add_certify, add_verify
+from ldlt.completion import add_completion
 from ldlt.errors import LdltError
+from ldlt.tables.command import add_predict, add_train
 
 __all__ = ["main"]
 
@@ -22,11 +25,51 @@ _EXAMPLES = """examples:
   ldlt demo --set wine --epochs 80 --json  another set, figures for machines
   ldlt figure factors ldl.png              structure of the LDL' factors of the paper's residual block
   ldlt figure b artefacts.svg              |B| with symmetric and with Cholesky roots
+  ldlt train data.csv --target y           train a certified network on a table
+  ldlt predict data.ldlt.safetensors new.csv
+                                           predictions with certified radii
   ldlt certify net.onnx                    bound the Lipschitz constant of a trained network, proven
   ldlt verify net.cert.json net.onnx       check a certificate, from the network's own weights
   ldlt data list                           data sets that need no download
   ldlt bench --sets iris wine --epochs 5   compare all families, a first look
   ldlt report                              the page of the last benchmark
+
+ldlt COMMAND --help has examples for each command.
+"""
+
+_DEMO_EXAMPLES = """examples:
+  ldlt demo                                a breast cancer data set, in seconds
+  ldlt demo --set wine --epochs 80 --json  another set, figures for machines
+  ldlt demo --set iris --width 16          a smaller network
+  ldlt data list                           the names of the sets
+
+exit codes: 0 done, 2 an error (no such set, a missing package), 130 interrupted
+"""
+
+_FIGURE_EXAMPLES = """examples:
+  ldlt figure factors ldl.png              structure of the LDL' factors of the paper's residual block
+  ldlt figure b artefacts.svg              |B| with symmetric and with Cholesky roots
+  ldlt figure b artefacts.svg --seed 3     at another random point
+
+exit codes: 0 drawn, 2 an error (not .png or .svg, a missing package)
+"""
+
+_DATA_EXAMPLES = """examples:
+  ldlt data list                           data sets that need no download
+  ldlt data fetch                          download the UCI archive to the user's cache, verified
+  ldlt data check data_py.zip              compare an archive with what is known about it
+  ldlt data list data_py.zip               its data sets, too
+
+exit codes: 0 fine, 1 a check failed, 2 an error, 130 interrupted
+"""
+
+
+_REPORT_EXAMPLES = """examples:
+  ldlt report                              the page of the last benchmark, in its folder
+  ldlt report uci                          of the results in another folder, also of a run that is not finished
+  ldlt report uci --out study.html         to another file
+
+exit codes: 0 written, 2 an error (no results there, a file that cannot be written, a missing package)
 """
 
 
@@ -87,6 +130,17 @@ def _positive(text: str) -> int:
     return number
 
 
+def _command(commands: Any, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ldlt",
@@ -97,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ldlt {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
-    demo = commands.add_parser("demo", help="train certified classifiers on an embedded data set")
+    demo = _command(commands, "demo", "train certified classifiers on an embedded data set", _DEMO_EXAMPLES)
     demo.add_argument("--set", default="breast-cancer-wisc-diag", help="name of an embedded set (ldlt data list)")
     demo.add_argument("--epochs", type=_positive, default=40)
     demo.add_argument("--width", type=_positive, default=64, help="neurons per hidden layer")
@@ -105,21 +159,26 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", action="store_true", help="print figures for machines")
     demo.set_defaults(run=_demo)
 
-    figure = commands.add_parser("figure", help="draw the figures of the paper's factor structure")
+    figure = _command(commands, "figure", "draw the figures of the paper's factor structure", _FIGURE_EXAMPLES)
     figure.add_argument("which", choices=["factors", "b"])
     figure.add_argument("path", help="file to write, .png or .svg")
     figure.add_argument("--seed", type=int, default=0)
     figure.set_defaults(run=_figure)
 
-    data = commands.add_parser("data", help="list, check or fetch the benchmark's data sets")
+    data = _command(commands, "data", "list, check or fetch the benchmark's data sets", _DATA_EXAMPLES)
     data.add_argument("action", choices=["list", "check", "fetch"])
     data.add_argument("path", nargs="?", help="archive (zip or folder); default: LDLT_UCI or the user's cache")
     data.set_defaults(run=_data)
 
+    add_train(commands)
+    add_predict(commands)
     add_certify(commands)
     add_verify(commands)
     command.add_bench(commands)
     command.add_report(commands)
+    report = commands.choices["report"]
+    report.epilog, report.formatter_class = _REPORT_EXAMPLES, argparse.RawDescriptionHelpFormatter
+    add_completion(commands, _parser)
     return parser
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "MissingExtraError",
     "OnnxError",
     "OptionError",
+    "SavedModelError",
     "ShapeError",
     "SlopeError",
     "UnsupportedOpError",
@@ -88,3 +89,7 @@ class CertificateError(LdltError, ValueError):
 
 class OnnxError(LdltError, ValueError):
     """An ONNX file that is damaged, too large, or not a network of known operations that act on each sample."""
+
+
+class SavedModelError(LdltError, ValueError):
+    """A file of a saved model that is damaged, was changed, or is no saved model."""

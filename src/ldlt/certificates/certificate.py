@@ -41,6 +41,7 @@ from ldlt.certificates.unrolled import unrolled
 from ldlt.errors import CertificateError, LdltError
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz
+from ldlt.onnx.reader import read_onnx
 from ldlt.trace import trace
 
 __all__ = ["CERTIFIED", "NOT_CERTIFIED", "Certificate", "freeze_certified", "issue", "verify"]
@@ -135,6 +136,19 @@ class Certificate:
         """Write a JSON file, in one step."""
         storage.write(path, _encode(_checked(self)))
 
+    def to_json(self) -> str:
+        """What :meth:`save` writes, as a text: to be carried inside another file."""
+        return storage.dump(_encode(_checked(self))).decode("ascii")
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """Read what :meth:`to_json` returned, with the checks of :meth:`load`.
+
+        Raises:
+            CertificateError: The text is no certificate, is truncated or was changed.
+        """
+        return _decode(storage.parse(text.encode("utf-8", "replace")))
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Certificate:
         """Read a file that :meth:`save` wrote. This checks its form, not its truth: see :func:`verify`.
@@ -217,12 +231,15 @@ def freeze_certified(net: Lipschitz) -> tuple[nn.Module, Certificate]:
     return stored, issue(stored, net.input_shape, multipliers, net.bound, method="by construction")
 
 
-def verify(source: str | os.PathLike[str] | Certificate, model: nn.Module) -> Certificate:
+def verify(
+    source: str | os.PathLike[str] | Certificate | nn.Module, model: nn.Module | str | os.PathLike[str] | None = None
+) -> Certificate:
     """Check a certificate against a model, from the model's own weights.
 
     Args:
-        source: A file, or a certificate.
-        model: The stored network that it is said to be about.
+        source: A file, or a certificate. Without ``model``: a network that carries its certificate, which is what
+            :func:`ldlt.load` returns, or the file of one (``.safetensors``, ``.onnx``).
+        model: The stored network that it is said to be about, or its ONNX file.
 
     Returns:
         A certificate with everything in it proven or computed anew. One about a region is not rigorous, because the
@@ -231,6 +248,14 @@ def verify(source: str | os.PathLike[str] | Certificate, model: nn.Module) -> Ce
     Raises:
         CertificateError: The file is no certificate, is about another network, or states what cannot be proven.
     """
+    if model is None:
+        source, model = _carried(source)
+    if isinstance(source, nn.Module):
+        raise CertificateError("the certificate comes first, then the model: ldlt.verify(certificate, model)")
+    if isinstance(model, (str, os.PathLike)):
+        if not str(model).lower().endswith(".onnx"):
+            raise CertificateError(f"the model must be a torch.nn.Module or an ONNX file, not '{model}'")
+        model = read_onnx(model).module
     stated = _checked(source) if isinstance(source, Certificate) else Certificate.load(source)
     if not stated.is_certified:
         raise CertificateError(f"the certificate does not certify anything: {stated.reason or 'no reason is given'}")
@@ -265,6 +290,18 @@ def verify(source: str | os.PathLike[str] | Certificate, model: nn.Module) -> Ce
         multipliers=proof.multipliers,
         residual=_residual(graph, model, proof.multipliers, proof.bound, slopes),
     )
+
+
+def _carried(source: Any) -> tuple[Certificate, nn.Module]:
+    """Certificate and network of something that carries both."""
+    from ldlt.export import Deployed, load  # noqa: PLC0415 (what is deployed is built on certificates)
+
+    if isinstance(source, Certificate) or str(source).lower().endswith(".json"):
+        raise CertificateError("the model, a torch.nn.Module, is missing: ldlt.verify(certificate, model)")
+    if isinstance(source, nn.Module) and not isinstance(source, Deployed):
+        raise CertificateError("the model carries no certificate: ldlt.verify(certificate, model)")
+    deployed = source if isinstance(source, Deployed) else load(source)
+    return deployed.certificate, deployed.network
 
 
 def _plain(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:

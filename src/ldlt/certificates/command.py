@@ -36,6 +36,7 @@ SHOWN_OUTPUTS = 64
 """Up to this many outputs the constants of all pairs are printed for machines."""
 
 _SUFFIX = ".onnx"
+_CARRIERS = (".onnx", ".safetensors")  # files with a network and its certificate
 _DIGITS = 9  # of a bound in the table
 _SHOWN_ENTRIES = 6  # of a center in the table
 
@@ -69,8 +70,10 @@ The bound is proven again from the network's own weights. If the outcome is 'rig
 accounted for."""
 
 _VERIFY_EPILOG = """examples:
-  ldlt verify net.cert.json net.onnx
-  ldlt verify net.cert.json net.onnx --json
+  ldlt verify net.cert.json net.onnx               a certificate in a file of its own
+  ldlt verify net.onnx                             the one that ldlt.export_onnx put into the file
+  ldlt verify table.ldlt.safetensors               the one of a model that ldlt train or ldlt.save wrote
+  ldlt verify net.onnx --json && deploy net.onnx   in a script: 0 only if it was proven again
 
 exit codes: 0 proven again, 1 rejected (no valid certificate, about another network, or not provable; the reason is
 printed), 2 an error (no such file, not a network that is understood, a package that is missing), 130 interrupted
@@ -144,13 +147,15 @@ def add_verify(commands: Any) -> None:
     """Add the command ``verify`` to the command line."""
     parser: ArgumentParser = commands.add_parser(
         "verify",
-        help="check a certificate against a network (ONNX)",
+        help="check a certificate against a network, or the one that a model carries",
         description=_VERIFY,
         epilog=_VERIFY_EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument("certificate", help="file that ldlt certify --out wrote")
-    parser.add_argument("model", help="network, an ONNX file")
+    parser.add_argument(
+        "certificate", help="file that ldlt certify --out wrote; or a model that carries its certificate"
+    )
+    parser.add_argument("model", nargs="?", help="network, an ONNX file, if the certificate is in a file of its own")
     _add_names(parser)
     parser.add_argument("--json", action="store_true", help="print the outcome for machines")
     parser.set_defaults(run=run_verify)
@@ -212,11 +217,17 @@ def run_verify(arguments: Namespace) -> int:
     """
     begin = time.perf_counter()
     path = _existing(arguments.certificate, "certificate")
-    model = _model_path(arguments.model)
-    facts: dict[str, Any] = {"certificate": str(path), "model": str(model)}
+    facts: dict[str, Any] = {"certificate": str(path), "model": str(path)}
+    if arguments.model is None:
+        _check_carried(arguments)
+    else:
+        facts["model"] = str(_model_path(arguments.model))
     try:
-        stated = Certificate.load(path)
-        certificate = verify(stated, _read_stated(arguments, stated).module)
+        if arguments.model is None:
+            certificate = verify(path)
+        else:
+            stated = Certificate.load(path)
+            certificate = verify(stated, _read_stated(arguments, stated).module)
     except CertificateError as error:
         facts |= {"verified": False, "status": "rejected", "reason": str(error)}
     else:
@@ -249,11 +260,22 @@ def _existing(given: str, what: str) -> Path:
 def _model_path(given: str) -> Path:
     if Path(given).suffix.lower() != _SUFFIX:
         raise OptionError(
-            f"the model '{given}' is not an ONNX file ({_SUFFIX}): export it with torch.onnx.export(..., "
-            "external_data=False). Only ONNX is read, because it is data and nothing of it is executed; other formats, "
-            "such as the pickles of torch.save, can execute code when they are read"
+            f"the model '{given}' is not an ONNX file ({_SUFFIX}): export it with ldlt.export_onnx, or with "
+            "torch.onnx.export(..., external_data=False). Only ONNX is read, because it is data and nothing of it is "
+            "executed; other formats, such as the pickles of torch.save, can execute code when they are read"
         )
     return _existing(given, "model")
+
+
+def _check_carried(arguments: Namespace) -> None:
+    """Refuse what is no model that carries its certificate."""
+    if Path(arguments.certificate).suffix.lower() not in _CARRIERS:
+        raise OptionError(
+            f"'{arguments.certificate}' does not carry a network: give the ONNX file, too, as in  ldlt verify "
+            "net.cert.json net.onnx"
+        )
+    if (arguments.input_name, arguments.output_name) != (None, None):
+        raise OptionError("--input-name and --output-name are for a certificate in a file of its own")
 
 
 def _read(arguments: Namespace, shape: Sequence[int] | None) -> OnnxNetwork:

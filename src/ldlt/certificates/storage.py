@@ -30,7 +30,7 @@ from torch import Tensor
 from ldlt.errors import CertificateError
 from ldlt.files import write_whole
 
-__all__ = ["LARGEST_FILE", "SCHEMA", "Reader", "array", "read", "write"]
+__all__ = ["LARGEST_FILE", "SCHEMA", "Reader", "array", "dump", "parse", "read", "write"]
 
 SCHEMA = 1
 FORMAT = "ldlt certificate"
@@ -49,6 +49,11 @@ def array(values: Tensor) -> dict[str, Any]:
 
 def write(path: str | os.PathLike[str], statement: Mapping[str, Any]) -> None:
     """Write a file, whole or not at all."""
+    write_whole(Path(path), dump(statement))
+
+
+def dump(statement: Mapping[str, Any]) -> bytes:
+    """The bytes that :func:`write` writes."""
     text = json.dumps(
         {"format": FORMAT, "schema": SCHEMA, "statement": statement, "checksum": _checksum(statement)},
         indent=1,
@@ -57,7 +62,7 @@ def write(path: str | os.PathLike[str], statement: Mapping[str, Any]) -> None:
     data = (text + "\n").encode("ascii")
     if len(data) > LARGEST_FILE:
         raise CertificateError(f"the certificate has {len(data)} bytes, above {LARGEST_FILE}")
-    write_whole(Path(path), data)
+    return data
 
 
 def read(path: str | os.PathLike[str]) -> Reader:

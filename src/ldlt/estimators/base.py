@@ -63,6 +63,7 @@ class LipschitzEstimator(BaseEstimator):
         validation_curve_: Mean loss of the validation rows after every epoch; empty without early stopping.
         best_epoch_: The epoch whose parameters were kept.
         n_iter_: Epochs in all.
+        n_samples_fit_: Rows of positive weight that it was trained on; with :meth:`partial_fit`, of all calls.
         n_features_in_: Number of features d.
         feature_names_in_: Names of the features, if they were fitted as a data frame.
     """
@@ -94,6 +95,7 @@ class LipschitzEstimator(BaseEstimator):
     loss_curve_: list[float]
     validation_curve_: list[float]
     n_iter_: int
+    n_samples_fit_: int
     _random: np.random.Generator
     _optimiser: AdamW | None
     _certificates: dict[str, Certificate]
@@ -203,6 +205,7 @@ class LipschitzEstimator(BaseEstimator):
             once: One epoch at a constant step size, without validation rows (:meth:`partial_fit`).
         """
         rows = merge(x, target, weight)
+        self.n_samples_fit_ = int((weight > 0).sum()) + (0 if fresh or not once else self.n_samples_fit_)
         if fresh:
             seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=2)
             self._random = np.random.default_rng(int(seeds[0]))

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from ldlt import activations
@@ -26,6 +27,7 @@ __all__ = [
     "selu",
     "shrink",
     "sigmoid",
+    "sort",
     "swish",
 ]
 
@@ -92,6 +94,27 @@ def swish(node: Node) -> list[Value]:
     if node.number("alpha", 1.0) != 1:
         raise node.refuse("only alpha = 1 is understood")
     return [node.activation(node.data(0), nn.SiLU())]
+
+
+def sort(node: Node) -> list[Value]:
+    """TopK that keeps all entries: a sort of the last axis, which is 1-Lipschitz over each group."""
+    source, count, rank = node.data(0), node.integers("k", 1), len(node.data(0).shape) + 1
+    axis = node.feature_axis(node.integer("axis", -1), source)
+    size = source.shape[axis - 1]
+    if count != [size] or axis != rank - 1 or not node.flag("sorted", True):
+        raise node.refuse(
+            "is understood as a sort of the whole last axis only; for the largest logits pass the name of its input as "
+            "output_name"
+        )
+    # The tracer knows groups of neighbours in a vector.
+    flat = node.build.reshape(node.label, source, (source.features,))
+    descending = node.flag("largest", True)
+    if descending and size == 2:
+        return [node.build.reshape(node.label, node.activation(flat, activations.MaxMin()), source.shape)]
+    found = node.build.reshape(node.label, node.activation(flat, activations.GroupSort(size)), source.shape)
+    if descending and size > 1:
+        found = node.apply(found, found.shape, torch.flip, Slot(found.slot), (axis,))
+    return [found]
 
 
 def shrink(node: Node) -> list[Value]:

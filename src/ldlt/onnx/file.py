@@ -17,7 +17,7 @@ from ldlt.errors import MissingExtraError, OnnxError
 from ldlt.onnx.limits import OnnxLimits, show
 from ldlt.onnx.wire import check_wire
 
-__all__ = ["BATCH", "OnnxNode", "OnnxSource", "decode", "load"]
+__all__ = ["BATCH", "OnnxNode", "OnnxSource", "decode", "load", "properties"]
 
 BATCH = -(2**62) - 20231
 """Stands for the batch size in shapes that the file computes; no shape or index of a file has this value."""
@@ -97,16 +97,7 @@ def load(
         OnnxError: If there is no such network.
         MissingExtraError: If the package ``onnx`` is missing.
     """
-    try:
-        import onnx  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("onnx", "onnx") from error
-    data = _bytes(source, limits.file_bytes)
-    check_wire(data, onnx.ModelProto.DESCRIPTOR, limits.fields)
-    try:
-        model = onnx.ModelProto.FromString(data)
-    except Exception as error:  # whatever class the installed protobuf raises
-        raise OnnxError(f"not an ONNX file, or a damaged one: {error}") from error
+    model = _parse(source, limits)
     _check_model(model)
     graph = model.graph
     if len(graph.node) > limits.nodes:
@@ -137,6 +128,35 @@ def load(
             )
     dtype, batch, shape = _input(inputs[chosen])
     return OnnxSource(tuple(ordered), constants, chosen, output, dtype, batch, shape)
+
+
+def properties(source: str | os.PathLike[str] | bytes, limits: OnnxLimits) -> dict[str, str]:
+    """Texts that a file carries beside its network, by name.
+
+    Raises:
+        OnnxError: If the file cannot be parsed, or has two texts of one name.
+        MissingExtraError: If the package ``onnx`` is missing.
+    """
+    found: dict[str, str] = {}
+    for entry in _parse(source, limits).metadata_props:
+        if entry.key in found:
+            raise OnnxError(f"two properties are called {show(entry.key)}")
+        found[entry.key] = entry.value
+    return found
+
+
+def _parse(source: str | os.PathLike[str] | bytes, limits: OnnxLimits) -> Any:
+    """The message of a file, walked over before it is parsed."""
+    try:
+        import onnx  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError("onnx", "onnx") from error
+    data = _bytes(source, limits.file_bytes)
+    check_wire(data, onnx.ModelProto.DESCRIPTOR, limits.fields)
+    try:
+        return onnx.ModelProto.FromString(data)
+    except Exception as error:  # whatever class the installed protobuf raises
+        raise OnnxError(f"not an ONNX file, or a damaged one: {error}") from error
 
 
 def _bytes(source: str | os.PathLike[str] | bytes, most: int) -> bytes:

@@ -66,6 +66,7 @@ OPERATORS: dict[str, Rule] = {
     "Identity": Rule(shapes.identity),
     "LeakyRelu": Rule(act.leaky_relu),
     "MatMul": Rule(linear.matmul, 2, 2),
+    "MaxPool": Rule(sliding.max_pool, 1, 1, 2),
     "Mish": Rule(act.plain(nn.Mish)),
     "Mul": Rule(linear.mul, 2, 2),
     "Neg": Rule(linear.neg),
@@ -88,6 +89,7 @@ OPERATORS: dict[str, Rule] = {
     "Sum": Rule(linear.sum_all, 1, _ANY),
     "Swish": Rule(act.swish),
     "Tanh": Rule(act.plain(nn.Tanh)),
+    "TopK": Rule(act.sort, 2, 2, 2),
     "Transpose": Rule(shapes.transpose),
     "Unsqueeze": Rule(shapes.unsqueeze, 1, 2),
 }
@@ -100,7 +102,7 @@ _NORM = "divides by a statistic of its input and is not globally Lipschitz"
 _QUANTISED = "quantised operators are not continuous; export the model in floating point"
 _FLOW = "branches, loops and sequences are not understood; export without control flow"
 _HINTS: dict[str, str] = {
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin", "TopK"), _LOGITS),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin"), _LOGITS),
     **dict.fromkeys(("Exp", "Log", "Pow", "Sqrt", "Reciprocal", "Sinh", "Cosh", "Tan", "ThresholdedRelu"), _POWER),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _RECURRENT),
     **dict.fromkeys(
@@ -121,7 +123,6 @@ _HINTS: dict[str, str] = {
     "Attention": PRODUCT,
     "ConvTranspose": "transposed convolutions are not understood; use Conv or Gemm",
     "Erf": "is understood as a part of Gelu only; export with operator set 20, where Gelu is one operator",
-    "MaxPool": "takes a maximum over several entries, which has no slopes entry by entry; use AveragePool or a stride",
     "Max": "takes a maximum over several values; for a constant bound use Clip",
     "Min": "takes a minimum over several values; for a constant bound use Clip",
     "Pad": "is not understood; use the pads of the convolution behind it",

@@ -6,12 +6,13 @@ import math
 import operator
 
 import torch
+from torch import nn
 
 from ldlt.onnx.node import Node, Value
 from ldlt.onnx.program import Slot
 from ldlt.onnx.windows import Axis, average, same_axis, unroll
 
-__all__ = ["average_pool", "conv", "global_average_pool"]
+__all__ = ["average_pool", "conv", "global_average_pool", "max_pool"]
 
 _MANY = 2**31
 
@@ -100,6 +101,24 @@ def average_pool(node: Node) -> list[Value]:
     held = build.hold(what, matrix.T.to(build.wide))
     pooled = node.apply(flat, (source.shape[0], out), operator.matmul, Slot(flat.slot), held)
     return [build.reshape(what, pooled, (source.shape[0], *(a.out for a in axes)))]
+
+
+def max_pool(node: Node) -> list[Value]:
+    """The maximum over windows that do not overlap: the first entries of a sort."""
+    source, kernel = node.data(0), node.integers("kernel_shape")
+    rank = len(source.shape) - 1
+    if rank not in (1, 2) or kernel is None:
+        raise node.refuse(f"pooling over one or two axes is understood, not {source.shape} per sample")
+    node.ignore("storage_order")  # of the indices, which are not computed here
+    axes = _axes(node, source.shape[1:], kernel)
+    node.flag("ceil_mode")  # without a rest there is nothing to round
+    if any(a.stride != a.kernel or a.before or a.dilation != 1 or a.out * a.kernel != a.size for a in axes):
+        raise node.refuse(
+            "takes a maximum over windows that overlap or do not divide the input; use disjoint windows, or use "
+            "AveragePool or a stride"
+        )
+    module = (nn.MaxPool1d if rank == 1 else nn.MaxPool2d)(tuple(kernel))
+    return [node.build.layer(node.label, source, (source.shape[0], *(a.out for a in axes)), module)]
 
 
 def global_average_pool(node: Node) -> list[Value]:

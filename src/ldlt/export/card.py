@@ -1,0 +1,198 @@
+"""What there is to say about a deployed network, as Markdown; every line comes from the network or its certificate."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ldlt.certificates.certificate import Certificate
+from ldlt.errors import OptionError, ShapeError
+from ldlt.export.deployed import CLASSIFICATION, REGRESSION, Deployed, deploy
+
+__all__ = ["model_card"]
+
+_SHOWN = 20  # names in a list
+
+_TASKS = {
+    CLASSIFICATION: "classification; outputs are logits, the largest one is the predicted class",
+    REGRESSION: "regression; outputs are in the units of the target",
+    None: "not stated",
+}
+
+
+def model_card(
+    model: Any, X: Any = None, y: Any = None, *, radii: Sequence[float] | None = None, name: str = "Model card"
+) -> str:
+    """A model card: architecture, bound and its proof, units, results on given rows, limits.
+
+    Args:
+        model: What :func:`ldlt.deploy` accepts without more arguments, or what it returns.
+        X: Rows that were not trained on.
+        y: Their true classes, or targets.
+        radii: Radii of certified accuracy, in the units of the inputs; by default quartiles of the radii found. Of a
+            regressor: distances for which intervals are told.
+        name: Heading.
+
+    Returns:
+        Markdown. Results are told only if rows are given, and nothing that is not known.
+
+    Example:
+        >>> import ldlt
+        >>> print(model_card(ldlt.nn.FeedForward(4, [8], 3)).splitlines()[0])
+        # Model card
+    """
+    deployed = deploy(model)
+    if (X is None) != (y is None):
+        raise OptionError("results need both X and y")
+    parts = [
+        f"# {_line(name)}",
+        _section("Network", _network(deployed)),
+        _section("Certificate", _certificate(deployed.certificate)),
+    ]
+    if X is not None:
+        parts.append(_results(deployed, X, y, radii))
+    parts.append("## Units\n\n" + _units(deployed))
+    parts.append("## Limits\n\n" + "\n".join(f"* {limit}" for limit in _limits(deployed)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    lines = [f"## {title}", "", "| | |", "|---|---|", *(f"| {left} | {_line(right)} |" for left, right in rows)]
+    return "\n".join(lines)
+
+
+def _network(deployed: Deployed) -> list[tuple[str, str]]:
+    meaning, certificate = deployed.meaning, deployed.certificate
+    shape = certificate.input_shape
+    inputs = f"{math.prod(shape)}" + (f" ({' × '.join(map(str, shape))})" if len(shape) > 1 else "")
+    rows = [("task", _TASKS[meaning.task]), ("inputs", inputs)]
+    if meaning.features is not None:
+        rows.append(("features", _names(meaning.features)))
+    if meaning.target is not None:
+        rows.append(("target", meaning.target))
+    rows.append(("outputs", str(certificate.outputs)))
+    if meaning.classes is not None:
+        rows.append(("classes", _names(meaning.classes)))
+    if meaning.rows is not None:
+        rows.append(("trained on", f"{meaning.rows} rows of {math.prod(shape)} features"))
+    if meaning.architecture:
+        rows.append(("architecture", meaning.architecture))
+    rows.append(("parameters", str(sum(p.numel() for p in _weights(deployed.network)))))
+    rows.append(("precision", str(deployed.dtype).removeprefix("torch.")))
+    return rows
+
+
+def _weights(network: nn.Module) -> list[torch.Tensor]:
+    return [p for p in network.parameters() if p.is_floating_point()]
+
+
+def _certificate(certificate: Certificate) -> list[tuple[str, str]]:
+    rows = [("status", certificate.status + (f": {certificate.reason}" if certificate.reason else ""))]
+    if certificate.is_certified:
+        region = certificate.region
+        rows.append(("Lipschitz bound, Euclidean norm", ceiling(certificate.bound)))
+        rows.append(("holds for", "all inputs" if region is None else f"inputs in a {region.kind}"))
+        if certificate.outputs > 1:
+            rows.append(
+                ("largest constant of two outputs' difference", ceiling(float(certificate.pair_bounds().max())))
+            )
+        proof = "for the weights as they are stored, all rounding errors of the check accounted for"
+        rows.append(("proven", proof if certificate.rigorous else "no: rounding is accounted for by margins only"))
+    rows += [
+        ("multipliers", certificate.method),
+        ("SHA-256 of the network", f"`{certificate.fingerprint}`"),
+        ("SHA-256 of the certificate", f"`{hashlib.sha256(certificate.to_json().encode()).hexdigest()}`"),
+        ("made", certificate.created),
+        ("with", ", ".join(f"{name} {version}" for name, version in sorted(certificate.versions.items()))),
+        ("check it with", "`ldlt verify FILE`, or `ldlt.verify(ldlt.load(FILE))`"),
+    ]
+    return rows
+
+
+def _results(deployed: Deployed, X: Any, y: Any, radii: Sequence[float] | None) -> str:
+    task = deployed.meaning.task
+    if task == CLASSIFICATION:
+        predicted, reach = deployed.predict_certified(X)
+        truth = np.asarray(y)
+        if truth.shape != predicted.shape:
+            raise ShapeError(f"there are {len(predicted)} rows and true classes of shape {truth.shape}")
+        right = predicted == truth
+        wanted = sorted({float(r) for r in np.quantile(reach, [0.25, 0.5, 0.75])}) if radii is None else list(radii)
+        lines = [f"| accuracy | {right.mean():.4f} |"]
+        lines += [f"| right, and certified beyond {floor(r)} | {(right & (reach > r)).mean():.4f} |" for r in wanted]
+        lines.append(f"| median certified radius | {floor(float(np.median(reach)))} |")
+    elif task == REGRESSION:
+        error = np.abs(np.asarray(deployed.predict(X)) - np.asarray(y, dtype=np.float64))
+        lines = [
+            f"| mean absolute error | {error.mean():.6g} |",
+            f"| root mean square error | {math.sqrt(float((error**2).mean())):.6g} |",
+        ]
+        for r in () if radii is None else radii:
+            lower, upper = deployed.predict_interval(X, float(r))
+            half = float((upper - lower).max() / 2)
+            lines.append(f"| largest change of an output for inputs within {r:g} | {ceiling(half)} |")
+    else:
+        raise OptionError("results are told for classifiers and regressors; the task of this network is not stated")
+    return "\n".join([f"## Results on {len(np.asarray(y))} given rows", "", "| | |", "|---|---|", *lines])
+
+
+def _units(deployed: Deployed) -> str:
+    if deployed.meaning.task is None:
+        return "Bounds and radii are Euclidean distances in the units of the inputs, and per unit of the outputs."
+    more = ", divided into units of the target" if deployed.meaning.task == REGRESSION else ""
+    return (
+        "Inputs are rows of the table as they are: standardisation is a part of the network. Bounds and radii are "
+        f"Euclidean distances in the units of that table{more}. A ball treats all columns alike, so the column with "
+        "the smallest spread decides how much a radius is worth."
+    )
+
+
+def _limits(deployed: Deployed) -> list[str]:
+    certificate, found = deployed.certificate, []
+    if not certificate.is_certified:
+        found.append("Nothing is certified: radii are zero and intervals infinite.")
+    else:
+        found.append(
+            "The bound is about the network in real arithmetic; rounding errors of outputs are taken off radii."
+        )
+        found.append("A certified prediction is one that does not change nearby; it need not be right.")
+    if certificate.region is not None:
+        found.append("The bound holds between points of its region only.")
+    if deployed.meaning.task == REGRESSION:
+        found.append("Intervals are about errors of the input, not about noise of the target.")
+    found.append("Nothing is known about inputs from another source than the training rows.")
+    return found
+
+
+def _names(names: Sequence[Any]) -> str:
+    shown = ", ".join(str(n) for n in names[:_SHOWN])
+    return shown + (f", … ({len(names)} in all)" if len(names) > _SHOWN else "")
+
+
+def _line(text: str) -> str:
+    """One line that no name can break out of."""
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    return plain.replace("|", "\\|").replace("<", "&lt;")
+
+
+def ceiling(value: float, digits: int = 9) -> str:
+    """A number in few digits that is not below it.
+
+    >>> ceiling(1 / 3), ceiling(math.inf)
+    ('0.333333334', 'infinite')
+    """
+    if not math.isfinite(value):
+        return "infinite"
+    return format(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value), "g")
+
+
+def floor(value: float, digits: int = 6) -> str:
+    """A number in few digits that is not above it."""
+    return format(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal_from_float(value), "g")

@@ -1,0 +1,1 @@
+"""Tables in CSV files: ``ldlt train`` and ``ldlt predict``."""
