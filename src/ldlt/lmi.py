@@ -100,7 +100,9 @@ def from_graph(
                 matrix = explicit.matrix().double()
             else:
                 matrix = node.matrix(explicit.double(), graph)
-            values[node.name] = F.linear(values[node.parents[0]].flatten(1), matrix).reshape(total, *node.shape)
+            value = F.linear(values[node.parents[0]].flatten(1), matrix)
+            # A matrix may have other rows than the layer, such as one difference of two outputs; an image may not.
+            values[node.name] = value if len(node.shape) == 1 else value.reshape(total, *node.shape)
         elif isinstance(node, Activation):
             v, w = values[node.parents[0]].reshape(total, -1), own[node.name]
             form += _constraint(node, module, v, w, multipliers[node.name].detach().double())
