@@ -1,6 +1,6 @@
 """Certified accuracy on Fashion-MNIST at equal time: convolutional LDLT beside the convolutions of the peers.
 
-Run:  python benchmarks/fashion_mnist.py       (needs the data, see docs/images.md, the extra `peers`, and einops)
+Run:  python benchmarks/fashion_mnist.py       (needs the data, see docs/images.md, and the extra `peers`)
 
 All networks have one skeleton: ``1 × 28 × 28`` pixels in [0, 1], centred → PixelUnshuffle → three convolution layers
 of ``w`` channels on ``14 × 14`` → PixelUnshuffle → one of ``2w`` channels on ``7 × 7`` → flatten → ten unit rows.
@@ -161,7 +161,7 @@ def methods() -> dict[str, Callable[[int], nn.Module]]:
     found["sll"] = sll
     found["aoc"] = of_layers(lambda i, o: AdaptiveOrthoConv2d(i, o, kernel_size=3, padding=1, padding_mode="circular"))
     if importlib.util.find_spec("einops") is None:
-        print("orthogonium's Cayley layer needs einops: no cayley (pip install einops)")
+        print("orthogonium's Cayley layer needs einops: no cayley (pip install 'ldlt[peers]')")
         return found
     from orthogonium.legacy.cayley_ortho_conv import Cayley
 

@@ -128,8 +128,9 @@ class Training:
                 loss = self._epoch(optimiser, epoch, budget)
                 epoch += 1
                 self._judge(epoch, loss, budget.elapsed)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the epoch that was cut short is judged, too: it may be the first
             print("\nstopped; the best weights so far are kept", flush=True)
+            self._judge(epoch + 1, math.nan, budget.elapsed)
         self.net.load_state_dict(self.weights)
 
     def _epoch(self, optimiser: torch.optim.Optimizer, epoch: int, budget: Budget) -> float:
@@ -240,15 +241,17 @@ def main(
     """Train, certify, draw; returns certified accuracy on the test rows by radius."""
     torch.manual_seed(seed)
     train, test = load_digits(seed) if digits else fashion_mnist(data)
+    for name, value in {"epochs": epochs, "minutes": minutes, "limit": limit}.items():
+        if value is not None and not value > 0:
+            raise ldlt.OptionError(f"--{name} must be positive, not {value}")
     train = train if limit is None else train.take(slice(0, limit))
     if minutes is None:
         minutes = math.inf if epochs is not None else 5.0
     recipe = Recipe()
     mean = float(train.images.mean()) / 255
     net = network(train.shape, width, len(train.classes), mean, recipe)
-    print(
-        f"{len(train):,} training and {len(test):,} test images, {sum(p.numel() for p in net.parameters()):,} numbers"
-    )
+    size = sum(p.numel() for p in net.parameters())
+    print(f"{len(train):,} training and {len(test):,} test images, {size:,} parameters", flush=True)
     training = Training(net, train, recipe, seed)
     training.run(Budget(math.inf if epochs is None else epochs, minutes))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ldlt.bench.data import UnavailableSetError
+from ldlt.errors import OptionError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -47,7 +48,7 @@ def test_fashion_mnist_on_digits(tmp_path, capsys):
 
 
 def test_fashion_mnist_can_be_interrupted(monkeypatch, capsys):
-    """Ctrl-C in the third epoch: the weights of the best epoch before it are judged."""
+    """Ctrl-C in the third epoch: the best weights until then are kept and judged."""
     pytest.importorskip("sklearn")
     example = load("fashion_mnist")
     calls, real = [], example.margin_loss
@@ -63,13 +64,17 @@ def test_fashion_mnist_can_be_interrupted(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "stopped; the best weights so far are kept" in said
     assert "epoch   2" in said
-    assert "epoch   3" not in said
+    assert "epoch   4" not in said
     assert found["clean"] > 0.15
 
 
-def test_fashion_mnist_says_how_to_get_the_data(tmp_path):
+def test_fashion_mnist_says_what_is_wrong(tmp_path):
+    pytest.importorskip("sklearn")
     with pytest.raises(UnavailableSetError, match="apt-get install dataset-fashion-mnist"):
         load("fashion_mnist").main(data=str(tmp_path / "nothing"))
+    for option in ("epochs", "minutes", "limit"):
+        with pytest.raises(OptionError, match=f"--{option} must be positive"):
+            load("fashion_mnist").main(digits=True, **{option: 0})
 
 
 def test_fashion_mnist_ends_with_its_time(monkeypatch, capsys):
