@@ -169,8 +169,8 @@ def draw_curve(curve: ldlt.Curve, file: Path) -> None:
     """Certified accuracy over the radius, with the usual radii marked."""
     import matplotlib.pyplot as plt  # noqa: PLC0415 (an extra)
 
-    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
-    end = max(1.2, 0.8 * float(curve.radii[-1]))
+    figure, axes = plt.subplots(figsize=(7.5, 4), layout="constrained")
+    end = max(1.2, float(curve.radii[curve.accuracy < 0.01][0]))
     radii = sorted({*curve.radii.tolist(), end})
     axes.step(radii, [100 * curve.at(r) for r in radii], where="post", color="#1b5e8c", linewidth=2)
     for radius in RADII.values():
@@ -234,7 +234,7 @@ def main(
     epochs: float | None = None,
     minutes: float | None = None,
     limit: int | None = None,
-    width: int = 16,
+    width: int = 8,
     out: str | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
@@ -278,7 +278,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=float, help="end after this many passes")
     parser.add_argument("--minutes", type=float, help="end after this time; 5 unless --epochs is given")
     parser.add_argument("--limit", type=int, help="use only this many training rows")
-    parser.add_argument("--width", type=int, default=16, help="channels of the convolutions")
+    parser.add_argument("--width", type=int, default=8, help="channels of the convolutions")
     parser.add_argument("--out", help="folder for the two pictures")
     parser.add_argument("--seed", type=int, default=0)
     return parser

@@ -36,7 +36,7 @@ def test_lower_the_bound(capsys):
 def test_fashion_mnist_on_digits(tmp_path, capsys):
     pytest.importorskip("sklearn")
     plt = pytest.importorskip("matplotlib.pyplot")
-    found = load("fashion_mnist").main(digits=True, epochs=6, width=8, out=str(tmp_path / "new" / "folder"))
+    found = load("fashion_mnist").main(digits=True, epochs=6, out=str(tmp_path / "new" / "folder"))
     assert found["clean"] > 0.8
     assert found["clean"] >= found["36/255"] >= found["72/255"] >= found["108/255"] >= found["1"]
     assert found["36/255"] > 0.6
