@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import pytest
@@ -11,6 +12,7 @@ from torch.autograd import gradcheck
 
 import ldlt
 from ldlt.circulant import CirculantWeight
+from ldlt.frozen import CircularConv, unrolls
 from ldlt.graph import evaluate
 from ldlt.grid import Fold, apply, cell_rows, local, operator_norm, row_norms, to_cells, transfer
 from random_graphs import randomise
@@ -306,3 +308,61 @@ def test_as_many_frequencies_as_channels(contraction):
     net = ldlt.Lipschitz(module, input_shape=(3, 5), contraction=contraction, head="orthogonal")
     randomise(net, 0)
     assert abs(ldlt.lmi.residual(net)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "cells"),
+    [
+        ((3, 6), (4, 6), (6,)),
+        ((2, 4, 6), (3, 4, 6), (4, 6)),
+        ((1, 8, 8), (4, 4, 4), (4, 4)),
+        ((8, 4, 6), (2, 8, 12), (4, 3)),
+        ((1, 4, 2, 2), (2, 4, 2, 2), (4, 2, 2)),
+        ((16, 14, 14), (16, 14, 14), (14, 14)),
+    ],
+)
+def test_both_ways_to_apply_a_frozen_convolution_agree(inputs, outputs, cells):
+    torch.set_default_dtype(torch.float32)
+    local = [math.prod(s) // math.prod(cells) for s in (outputs, inputs)]
+    kernel = torch.randn(*local, *cells) / math.sqrt(math.prod(inputs))
+    layer = CircularConv(kernel, inputs, outputs, torch.randn(outputs[0]))
+    assert layer.unrolled == unrolls(*local, cells)
+    x = torch.randn(5, *inputs)
+    found = {}
+    for unrolled in (False, True):
+        layer.unrolled, layer._known = unrolled, None
+        with torch.no_grad():
+            found[unrolled] = layer(x)
+            assert torch.equal(layer(x), found[unrolled])  # from what is kept
+    assert float((found[True] - found[False]).abs().max()) < 1e-5
+    assert float((found[True] - layer(x)).detach().abs().max()) < 1e-5  # with gradients: in the Fourier domain
+    by_hand = x.flatten(1) @ layer.matrix().mT + layer.bias.repeat_interleave(math.prod(outputs[1:]))
+    assert float((found[True].flatten(1) - by_hand).detach().abs().max()) < 1e-5
+
+
+def test_what_is_kept_follows_the_kernel():
+    layer = CircularConv(torch.randn(2, 2, 4, 4), (2, 4, 4), (2, 4, 4))
+    assert layer.unrolled
+    x = torch.randn(3, 2, 4, 4)
+    with torch.no_grad():
+        first = layer(x)
+        layer.weight.mul_(2)
+        torch.testing.assert_close(layer(x), 2 * first)
+    layer.double()
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x.double()), 2 * first.double(), rtol=1e-5, atol=1e-5)
+    layer.requires_grad_(False)
+    point = x.double().requires_grad_()
+    layer(point).square().sum().backward()  # gradients of the input go through the matrix, too
+    expected = 2 * (layer(x.double()).flatten(1) @ layer.matrix())
+    torch.testing.assert_close(point.grad.flatten(1), expected)
+    again = pickle.loads(pickle.dumps(layer))
+    torch.testing.assert_close(again(x.double()), layer(x.double()))
+
+
+def test_small_maps_are_unrolled_and_large_ones_are_not():
+    assert unrolls(16, 16, (4, 4))
+    assert unrolls(8, 1, (8, 8))
+    assert not unrolls(16, 16, (14, 14))
+    assert not unrolls(4, 4, (32, 32))
+    assert not unrolls(4096, 4096, (2, 2))  # whatever the estimate says, it would be too large
