@@ -37,7 +37,6 @@ def test_lower_the_bound(capsys):
     assert "a fifth of the bound" in capsys.readouterr().out
 
 
-<<<<<<< HEAD
 def picture(folder: Path, name: str) -> bool:
     """Whether the picture was drawn; matplotlib is in the extra ``figures``."""
     return (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -116,7 +115,8 @@ def test_certify_onnx(tmp_path):
     assert result.verified == bounds["optimal"]
     assert "cannot be proven" in result.rejected["bound lowered"]
     assert "another network" in result.rejected["weight changed"]
-=======
+
+
 def test_fashion_mnist_on_digits(tmp_path, capsys):
     pytest.importorskip("sklearn")
     plt = pytest.importorskip("matplotlib.pyplot")
@@ -170,4 +170,3 @@ def test_fashion_mnist_ends_with_its_time(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "1,250 training" in said
     assert "epoch   2" not in said
->>>>>>> images
