@@ -99,8 +99,11 @@ NETWORKS = {
     "mixed": _wrapped(Mixed, (1, 4, 4)),
 }
 SINGLE = {"residual", "convolutions"}
-"""Exported in float32, too."""
-PAIRS = [(n, torch.float64) for n in NETWORKS] + [(n, torch.float32) for n in sorted(SINGLE)]
+"""Exported in float32, too; the others with the slow proofs."""
+PAIRS = [
+    *((n, torch.float64) for n in NETWORKS),
+    *(pytest.param(n, torch.float32, marks=() if n in SINGLE else pytest.mark.slow) for n in NETWORKS),
+]
 
 
 @functools.cache
