@@ -481,6 +481,120 @@ def test_model_cards_state_facts(wine):
         ldlt.model_card(network("residual")[0], np.zeros((2, 5)), [0, 1])
 
 
+def test_nothing_is_certified_outside_of_a_region():
+    """Tanh is flat in the region and steep around zero: there, the bound of the region is off by far."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    center = torch.full((2,), 20.0, dtype=torch.float64)
+    near, far = center.numpy() + np.array([[0.0, 0.0], [0.6, 0.0]]), np.array([[0.0, 0.0], [18.9, 20.0]])
+    for kind, size in (("ball", torch.tensor(1.0)), ("box", torch.tensor([1.0, 2.0]))):
+        certificate = ldlt.certify(model, 2, region=ldlt.Region(kind, center, size.double()))
+        deployed = ldlt.deploy(model, certificate)
+        assert (deployed.certified_radius(far) == 0).all()
+        inside = deployed.certified_radius(near)
+        assert (inside > 0).all()
+        assert (inside <= [1.0, 0.4]).all()
+        assert inside[1] == pytest.approx(0.4)  # where the region ends
+        for x, radius, known in ((near, 0.3, True), (near, 1.5, False), (far, 0.1, False)):
+            ends = deployed.predict_interval(x, radius)
+            assert all(np.isfinite(e).all() == known for e in ends)
+        dishonest = ldlt.Deployed(deployed.network, dataclasses.replace(deployed.certificate, rigorous=True))
+        assert "| proven | no:" in ldlt.model_card(dishonest)
+
+
+def test_what_a_file_states_is_not_passed_on_unseen(tmp_path):
+    deployed = network("feed-forward")[1]
+    better = dataclasses.replace(deployed.certificate, bound=1e-6)
+    forged = ldlt.Deployed(deployed.network, better)
+    for use in (
+        ldlt.model_card,
+        lambda m: ldlt.save(m, tmp_path / "net.safetensors"),
+        lambda m: ldlt.export_onnx(m, tmp_path / "net.onnx"),
+        lambda m: ldlt.export_program(m, tmp_path / "net.pt2"),
+    ):
+        with pytest.raises(ldlt.CertificateError, match="cannot be proven"):
+            use(forged)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ldlt.OptionError, match="has its own"):
+        ldlt.deploy(deployed, deployed.certificate)
+    with pytest.raises(ldlt.OptionError, match="dtype must be"):
+        ldlt.deploy(deployed, dtype=torch.float16)
+
+
+def test_from_onnx_to_safetensors(wine, tmp_path):
+    x, classifier, _ = wine
+    ldlt.export_onnx(classifier, tmp_path / "net.onnx")
+    read = ldlt.load(tmp_path / "net.onnx")
+    ldlt.save(read, tmp_path / "net.safetensors")
+    loaded = ldlt.load(tmp_path / "net.safetensors")
+    assert loaded.meaning == read.meaning
+    assert ldlt.verify(loaded).bound == read.certificate.bound
+    np.testing.assert_array_equal(loaded.predict(x), classifier.predict(x))
+
+
+def test_uncertified_networks_are_exported_as_such(tmp_path):
+    deployed = network("feed-forward")[1]
+    nothing = dataclasses.replace(
+        deployed.certificate, status="not certified", reason="a reason", bound=math.inf, multipliers={}, gram=None
+    )
+    ldlt.export_onnx(ldlt.Deployed(deployed.network, nothing), tmp_path / "net.onnx")
+    loaded = ldlt.load(tmp_path / "net.onnx")
+    assert loaded.certificate.reason == "a reason"
+    assert (loaded.certified_radius(np.zeros((2, 5))) == 0).all()
+
+
+class Chosen(nn.Module):
+    """Picks more columns by number than a file may list."""
+
+    def __init__(self):
+        super().__init__()
+        self.map, self.order = nn.Linear(5000, 1), list(range(5000))[::-1]
+
+    def forward(self, x):
+        return self.map(x[:, self.order])
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(Chosen(), 5000), (nn.Sequential(nn.Linear(2, 1)).bfloat16(), 2)], ids=["list", "bfloat16"]
+)
+def test_what_could_not_be_read_is_not_written(model, shape, tmp_path):
+    with pytest.raises(ldlt.GraphError, match="could not be read again"):
+        ldlt.save(model, tmp_path / "net.safetensors", input_shape=shape)
+    assert not list(tmp_path.iterdir())
+
+
+def test_predictions_do_not_depend_on_the_mode():
+    torch.manual_seed(0)
+    deployed = ldlt.deploy(nn.Sequential(nn.Linear(3, 5), nn.RReLU(), nn.Linear(5, 2)), input_shape=3).train()
+    x = np.random.default_rng(0).normal(size=(9, 3))
+    np.testing.assert_array_equal(deployed.predict(x), deployed.predict(x))
+    assert deployed.network.training
+
+
+def test_odd_inputs():
+    deployed = network("feed-forward", torch.float32)[1]
+    huge = np.full((1, 5), 1e300)  # infinite in float32
+    lower, upper = deployed.predict_interval(huge, 0.1)
+    assert np.isneginf(lower).all()
+    assert np.isposinf(upper).all()
+    assert (deployed.certified_radius(huge) == 0).all()
+    tiny = np.full((1, 5), 1e-200)  # zero in float32, and so is the square of the distance in float64
+    assert (deployed._inputs(tiny)[1] >= 2e-200).all()
+    assert (deployed._inputs(np.ones((1, 5)))[1] == 0).all()
+    with pytest.raises(ldlt.ShapeError, match="real"):
+        deployed.predict(np.ones((1, 5)) * 1j)
+    x = torch.ones(2, 5, requires_grad=True)
+    assert deployed.predict(x).shape == (2, 3)
+    assert deployed.certified_accuracy(x, [0, 0], 0.1).shape == (1,)
+
+
+def test_cards_want_targets_of_the_shape_of_outputs():
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    regressor = ldlt.LipschitzRegressor((4,), epochs=2, random_state=0).fit(x, x[:, 0])
+    with pytest.raises(ldlt.ShapeError, match=r"\(20,\).*\(20, 1\)"):
+        ldlt.model_card(regressor, x, x[:, :1])
+
+
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
@@ -632,6 +746,23 @@ def test_hostile_programs(kind, saved, tmp_path):
     with pytest.raises((ldlt.SavedModelError, ldlt.CertificateError)) as caught:
         ldlt.load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_name_is_noticed(wine, tmp_path):
+    path = tmp_path / "net.safetensors"
+    ldlt.save(wine[1], path)
+    header, tensors = parts(path.read_bytes())
+    texts = header["__metadata__"]
+    good = texts["ldlt.meaning"]
+    for text, reason in (
+        (good.replace('"c"', '"d"'), "names of classes or columns"),
+        (good[:-1] + ', "task": "regression"}', "not JSON"),  # a member that is there twice
+    ):
+        assert text != good
+        texts["ldlt.meaning"] = text
+        path.write_bytes(whole(header, tensors))
+        with pytest.raises(ldlt.SavedModelError, match=reason):
+            ldlt.load(path)
 
 
 def test_hostile_meanings(saved, tmp_path):

@@ -44,7 +44,7 @@ from ldlt.network import Lipschitz
 from ldlt.onnx.reader import read_onnx
 from ldlt.trace import trace
 
-__all__ = ["CERTIFIED", "NOT_CERTIFIED", "Certificate", "freeze_certified", "issue", "verify"]
+__all__ = ["CERTIFIED", "NOT_CERTIFIED", "Certificate", "freeze_certified", "issue", "issue_built", "verify"]
 
 CERTIFIED, NOT_CERTIFIED = "certified", "not certified"
 
@@ -223,12 +223,17 @@ def freeze_certified(net: Lipschitz) -> tuple[nn.Module, Certificate]:
     ('certified', True, True)
     """
     stored = net.freeze()
+    return stored, issue_built(net, stored)
+
+
+def issue_built(net: Lipschitz, stored: nn.Module) -> Certificate:
+    """The certificate of a stored form of a network built here, with the network's own multipliers."""
     names = [a.name for a in trace(stored, net.input_shape).activations]
     # Wrapping the module for a gain renames its nodes; their order stays.
     # Where single outputs have the declared bound, the inequality is scaled to that of the whole map.
     scale = (net.bound / net.declared_bound) ** 2
     multipliers = {n: scale * m.double() for n, m in zip(names, net.multipliers().values(), strict=True)}
-    return stored, issue(stored, net.input_shape, multipliers, net.bound, method="by construction")
+    return issue(stored, net.input_shape, multipliers, net.bound, method="by construction")
 
 
 def verify(

@@ -104,7 +104,8 @@ def _certificate(certificate: Certificate) -> list[tuple[str, str]]:
                 ("largest constant of two outputs' difference", ceiling(float(certificate.pair_bounds().max())))
             )
         proof = "for the weights as they are stored, all rounding errors of the check accounted for"
-        rows.append(("proven", proof if certificate.rigorous else "no: rounding is accounted for by margins only"))
+        rigorous = certificate.rigorous and region is None  # slopes of a region are enclosed with margins only
+        rows.append(("proven", proof if rigorous else "no: rounding is accounted for by margins only"))
     rows += [
         ("multipliers", certificate.method),
         ("SHA-256 of the network", f"`{certificate.fingerprint}`"),
@@ -129,7 +130,10 @@ def _results(deployed: Deployed, X: Any, y: Any, radii: Sequence[float] | None) 
         lines += [f"| right, and certified beyond {floor(r)} | {(right & (reach > r)).mean():.4f} |" for r in wanted]
         lines.append(f"| median certified radius | {floor(float(np.median(reach)))} |")
     elif task == REGRESSION:
-        error = np.abs(np.asarray(deployed.predict(X)) - np.asarray(y, dtype=np.float64))
+        values, truth = np.asarray(deployed.predict(X)), np.asarray(y, dtype=np.float64)
+        if truth.shape != values.shape:
+            raise ShapeError(f"outputs have shape {values.shape}, true values {truth.shape}")
+        error = np.abs(values - truth)
         lines = [
             f"| mean absolute error | {error.mean():.6g} |",
             f"| root mean square error | {math.sqrt(float((error**2).mean())):.6g} |",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from ldlt._version import __version__
-from ldlt.certificates.certificate import Certificate, issue, verify
+from ldlt.certificates.ball import multiply_up, product_up
+from ldlt.certificates.certificate import Certificate, issue, issue_built, verify
 from ldlt.certificates.certifier import certify
 from ldlt.certificates.fingerprint import fingerprint
 from ldlt.certificates.unrolled import unrolled
 from ldlt.errors import CertificateError, GraphError, OptionError, SavedModelError, ShapeError
+from ldlt.evaluation import evaluating, reference
 from ldlt.export.encoding import members, typed
-from ldlt.export.program import program_of, reference
+from ldlt.export.program import program_of
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.radius import certified_radius
 from ldlt.rounding import forward_error
@@ -62,8 +66,8 @@ class Meaning:
     version: str = __version__
 
     def to_data(self) -> dict[str, Any]:
-        """As data for JSON."""
-        return {
+        """As data for JSON, with a checksum that finds accidents, not forgers."""
+        data = {
             "task": self.task,
             "classes": None if self.classes is None else list(self.classes),
             "features": None if self.features is None else list(self.features),
@@ -73,6 +77,7 @@ class Meaning:
             "architecture": self.architecture,
             "version": self.version,
         }
+        return {**data, "checksum": _checksum(data)}
 
     @classmethod
     def from_data(cls, data: Any) -> Meaning:
@@ -81,7 +86,7 @@ class Meaning:
         Raises:
             SavedModelError: Anything else.
         """
-        members(data, set(cls.__dataclass_fields__), "the meaning of inputs and outputs")
+        members(data, {*cls.__dataclass_fields__, "checksum"}, "the meaning of inputs and outputs")
         task = data["task"]
         if task not in (None, CLASSIFICATION, REGRESSION):
             raise SavedModelError("the task is not known")
@@ -102,7 +107,7 @@ class Meaning:
             number = None if bound is None else float.fromhex(typed(bound, str, "trained_bound"))
         except (ValueError, OverflowError):
             raise SavedModelError("the trained bound is not a hexadecimal number") from None
-        return cls(
+        found = cls(
             task=task,
             classes=None if classes is None else tuple(classes),
             features=None if features is None else tuple(features),
@@ -112,6 +117,13 @@ class Meaning:
             architecture=_text(data["architecture"], "architecture"),
             version=_text(data["version"], "version"),
         )
+        if data["checksum"] != _checksum({k: v for k, v in data.items() if k != "checksum"}):
+            raise SavedModelError("names of classes or columns, or what else is said about the network, was changed")
+        return found
+
+
+def _checksum(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode("ascii")).hexdigest()
 
 
 def _text(value: Any, name: str) -> str:
@@ -179,7 +191,7 @@ class Deployed(nn.Module):
             X: Inputs (n, \*input_shape): an array, a tensor, or a data frame with the columns it was trained on.
         """
         x, _ = self._inputs(X)
-        with torch.no_grad():
+        with evaluating(self.network), torch.no_grad():
             outputs = torch.cat([self.network(part).flatten(1) for part in x.split(_ROWS_AT_ONCE)]).numpy()
         if self.meaning.task == CLASSIFICATION:
             return self._labels(outputs)
@@ -188,7 +200,8 @@ class Deployed(nn.Module):
     def certified_radius(self, X: Any) -> npt.NDArray[np.float64]:
         """Euclidean distance (n,) within which no input has another prediction, in the units of the inputs.
 
-        Rounding errors of the outputs are taken off, and that of the inputs, too, if the network is in float32.
+        Rounding errors of the outputs are taken off, and that of the inputs, too, if the network is in float32. No ball
+        reaches beyond the region that the certificate is about.
 
         Raises:
             OptionError: The network is a regressor.
@@ -202,13 +215,15 @@ class Deployed(nn.Module):
         x, moved = self._inputs(X)
         logits, error = self._enclosed(x)
         radius = certified_radius(logits, self.certificate, error=error).numpy()
+        radius = np.clip(radius, 0.0, np.maximum(self._room(x), 0.0))
         return self._labels(logits.numpy()), np.where(moved > 0, _nearer(radius, moved), radius)
 
     def predict_interval(self, X: Any, radius: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Ends of the interval that every output stays in for inputs within a Euclidean distance of ``radius``.
 
         Returns:
-            Lower and upper ends, (n,) if there is one output, else (n, k); infinite if nothing is certified.
+            Lower and upper ends, (n,) if there is one output, else (n, k); infinite if nothing is certified, if the
+            output overflows, or if inputs so near can be outside of the region that the certificate is about.
         """
         if not (math.isfinite(radius) and radius >= 0):
             raise OptionError(f"radius must be a finite number that is not negative, not {radius!r}")
@@ -218,6 +233,8 @@ class Deployed(nn.Module):
         reach = np.nextafter(radius + moved, np.inf)[:, None]
         # Rounded outwards, operation by operation.
         half = np.nextafter(np.nextafter(reach * constants, np.inf) + error, np.inf)
+        unknown = ~np.isfinite(outputs) | (reach > self._room(x)[:, None])
+        outputs, half = np.where(unknown, 0.0, outputs), np.where(unknown, np.inf, half)
         lower, upper = np.nextafter(outputs - half, -np.inf), np.nextafter(outputs + half, np.inf)
         return (lower[:, 0], upper[:, 0]) if lower.shape[1] == 1 else (lower, upper)
 
@@ -228,13 +245,25 @@ class Deployed(nn.Module):
         if truth.shape != predicted.shape:
             raise ShapeError(f"there are {len(predicted)} rows and {truth.shape} true classes")
         reach = np.where(predicted == truth, found, -np.inf)
-        shares: npt.NDArray[np.float64] = (reach > np.asarray(radii, dtype=np.float64)[:, None]).mean(-1)
+        shares: npt.NDArray[np.float64] = (reach > np.atleast_1d(np.asarray(radii, np.float64))[:, None]).mean(-1)
         return shares
 
     def _enclosed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (n, k), and bounds on their rounding errors in float64."""
         parts = [forward_error(self.network, part) for part in x.split(_ROWS_AT_ONCE)]
         return tuple(torch.cat([t.flatten(1) for t in each]) for each in zip(*parts, strict=True))  # type: ignore[return-value]
+
+    def _room(self, x: Tensor) -> npt.NDArray[np.float64]:
+        """How far one can go from inputs (n,) before the region ends; negative outside, rounded downwards."""
+        region = self.certificate.region
+        if region is None:
+            return np.full(len(x), np.inf)
+        gap = np.abs((x.double() - region.center.double()).flatten(1).numpy())
+        gap = np.nextafter(gap, np.inf)
+        if region.kind == "ball":
+            return np.nextafter(float(region.radius) - _length(gap), -np.inf)
+        found: npt.NDArray[np.float64] = np.nextafter(region.radius.double().flatten().numpy() - gap, -np.inf).min(1)
+        return found
 
     def _labels(self, outputs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The class of the largest output; its place, if there are no names."""
@@ -250,6 +279,10 @@ class Deployed(nn.Module):
             if missing:
                 raise ShapeError(f"the column '{missing[0]}' is missing, on which the network was trained")
             X = X[list(names)]
+        if isinstance(X, Tensor):
+            X = X.detach().cpu()
+        if np.iscomplexobj(X):
+            raise ShapeError("inputs must be real numbers")
         try:
             exact = np.asarray(X, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -259,13 +292,18 @@ class Deployed(nn.Module):
         if not np.isfinite(exact).all():
             raise ShapeError("inputs must be finite numbers: fill in what is missing")
         x = torch.tensor(exact).to(self.dtype)
-        gap = (x.double().numpy() - exact).reshape(len(exact), -1)
-        moved = np.linalg.norm(gap, axis=1)
-        return x, np.where(moved > 0, np.nextafter(moved * (1 + 1e-12), np.inf), 0.0)
+        gap = np.abs(x.double().numpy() - exact).reshape(len(exact), -1)
+        return x, np.where(gap.any(1), _length(gap), 0.0)
 
     def extra_repr(self) -> str:
         """Summary for ``repr``."""
         return f"task={self.meaning.task}, bound={self.certificate.bound:.9g}, status={self.certificate.status!r}"
+
+
+def _length(gap: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Euclidean norms of rows (n, d) that are not negative, rounded upwards."""
+    found: npt.NDArray[np.float64] = np.sqrt(product_up(multiply_up(gap, gap), np.ones(gap.shape[1])))
+    return np.nextafter(found, np.inf)
 
 
 def _nearer(radius: npt.NDArray[np.float64], moved: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -289,7 +327,7 @@ def deploy(
 
     Args:
         model: An :class:`ldlt.Lipschitz` network, a fitted estimator (standardisation becomes a part of the network,
-            so that inputs are rows of the table), or a plain module.
+            so that inputs are rows of the table), a plain module, or what was deployed before.
         certificate: Of a plain module, from :func:`ldlt.certify`; without it, it is made here.
         input_shape: Of a plain module without a certificate: the shape of one input.
         dtype: Round the weights to ``torch.float32`` or ``torch.float64``; the bound is then proven for what they
@@ -302,14 +340,15 @@ def deploy(
         CertificateError: The certificate is about another network, or cannot be proven.
         GraphError: The network has an operation that cannot be written down.
     """
-    if isinstance(model, Deployed):
-        if network_fingerprint(model.network, model.input_shape) != model.certificate.fingerprint:
-            raise CertificateError("the network was changed after it was certified: certify it again")
-        if dtype in (None, model.dtype) and certificate is None:
-            return model
-        return _rounded(model.network, model.certificate, model.meaning, dtype)
     if dtype not in (None, torch.float32, torch.float64):
         raise OptionError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
+    if isinstance(model, Deployed):
+        _refuse_certificate(certificate, "what was deployed has its own")
+        if network_fingerprint(model.network, model.input_shape) != model.certificate.fingerprint:
+            raise CertificateError("the network was changed after it was certified: certify it again")
+        if model.certificate.is_certified:
+            verify(model)  # what a file states is not passed on unseen
+        return model if dtype in (None, model.dtype) else as_program(model, dtype)
     estimators = sys.modules.get("ldlt.estimators.base")  # if it was never imported, this is none of them
     if estimators is not None and isinstance(model, estimators.LipschitzEstimator):
         _refuse_certificate(certificate, "an estimator has its own")
@@ -338,6 +377,11 @@ def deploy(
     return _rounded(model, proven, Meaning(architecture=describe(model)), dtype)
 
 
+def as_program(deployed: Deployed, dtype: torch.dtype | None = None) -> Deployed:
+    """The same with a network that is a program, also if it was read from ONNX."""
+    return _rounded(deployed.network, deployed.certificate, deployed.meaning, dtype)
+
+
 def _refuse_certificate(certificate: Certificate | None, why: str) -> None:
     if certificate is not None:
         raise OptionError(f"certificate is for plain modules: {why}")
@@ -347,35 +391,32 @@ def _rounded(model: nn.Module, certificate: Certificate, meaning: Meaning, dtype
     program = program_of(model, certificate.input_shape)
     program = program if dtype is None else program.to(dtype)
     if not certificate.is_certified:
-        return Deployed(program, _about(certificate, program), meaning)
-    shape = certificate.input_shape
-    names = [a.name for a in trace(unrolled(model, shape), shape).activations]
-    found = carry_over(program, certificate, [certificate.multipliers[n] for n in names])
-    return Deployed(program, found, meaning)
+        return Deployed(program, nothing_about(program, certificate), meaning)
+    return Deployed(program, carry_over(program, model, certificate), meaning)
 
 
-def carry_over(model: nn.Module, certificate: Certificate, multipliers: Sequence[Tensor]) -> Certificate:
+def carry_over(other: nn.Module, model: nn.Module, certificate: Certificate) -> Certificate:
     """The certificate of another form of the same network, proven for that form.
 
     Args:
-        model: The other form.
+        other: The other form.
+        model: The network.
         certificate: Of the network.
-        multipliers: In the order of its activations.
     """
     shape = certificate.input_shape
-    names = [a.name for a in trace(unrolled(model, shape), shape).activations]
-    if len(names) == len(multipliers):
-        renamed = dict(zip(names, multipliers, strict=True))
+    old, new = ([a.name for a in trace(unrolled(m, shape), shape).activations] for m in (model, other))
+    if len(old) == len(new):
+        renamed = {n: certificate.multipliers[o] for n, o in zip(new, old, strict=True)}
         options: dict[str, Any] = {"method": certificate.method, "region": certificate.region}
-        found = issue(model, shape, renamed, certificate.bound, **options)
+        found = issue(other, shape, renamed, certificate.bound, **options)
         if found.is_certified:
             return found
     # Another order of the activations, or other numbers after rounding: look for multipliers from the start.
-    return certify(model, shape, region=certificate.region)
+    return certify(other, shape, region=certificate.region)
 
 
-def _about(certificate: Certificate, program: nn.Module) -> Certificate:
-    """A certificate of nothing, about this network."""
+def nothing_about(network: nn.Module, certificate: Certificate) -> Certificate:
+    """A certificate of nothing, about this form of the network, with the reason of another form."""
     return Certificate(
         bound=math.inf,
         status=certificate.status,
@@ -386,7 +427,7 @@ def _about(certificate: Certificate, program: nn.Module) -> Certificate:
         residual=math.nan,
         input_shape=certificate.input_shape,
         outputs=certificate.outputs,
-        fingerprint=network_fingerprint(program, certificate.input_shape),
+        fingerprint=network_fingerprint(network, certificate.input_shape),
         region=certificate.region,
     )
 
@@ -400,12 +441,8 @@ def network_fingerprint(network: nn.Module, shape: tuple[int, ...]) -> str:
 def _deploy_built(net: Lipschitz, dtype: torch.dtype | None) -> Deployed:
     program = program_of(net.freeze(), net.input_shape)
     program = program if dtype is None else program.to(dtype)
-    scale = (net.bound / net.declared_bound) ** 2  # as in freeze_certified
-    names = [a.name for a in trace(program, net.input_shape).activations]
-    multipliers = {n: scale * m.double() for n, m in zip(names, net.multipliers().values(), strict=True)}
-    found = issue(program, net.input_shape, multipliers, net.bound, method="by construction")
     meaning = Meaning(trained_bound=net.declared_bound, architecture=describe(net))
-    return Deployed(program, found, meaning)
+    return Deployed(program, issue_built(net, program), meaning)
 
 
 def _deploy_estimator(estimator: Any, dtype: torch.dtype | None) -> Deployed:

@@ -18,12 +18,11 @@ from ldlt._version import __version__
 from ldlt.certificates.certificate import Certificate
 from ldlt.certificates.unrolled import TooLargeError, unrolled
 from ldlt.errors import GraphError, MissingExtraError, OnnxError
-from ldlt.export.deployed import Deployed, carry_over, deploy
+from ldlt.export.deployed import Deployed, carry_over, deploy, nothing_about
 from ldlt.export.portable import portable
 from ldlt.export.program import Program, program_of
 from ldlt.export.storage import CERTIFICATE, MEANING, ONNX_SUFFIX, writable, write_file
 from ldlt.onnx.reader import read_onnx
-from ldlt.trace import trace
 
 __all__ = ["INPUT", "OUTPUT", "export_onnx", "export_program"]
 
@@ -181,13 +180,8 @@ def _read_back(data: bytes, deployed: Deployed) -> Certificate:
     if not torch.allclose(found, wanted, rtol=tolerance, atol=tolerance * float(1 + wanted.abs().max())):
         raise GraphError("the exported file does not compute what the network computes; please report this")
     if not stated.is_certified:
-        return stated
-    return carry_over(network, stated, _in_order(deployed.network, stated))
-
-
-def _in_order(network: nn.Module, certificate: Certificate) -> list[Tensor]:
-    shape = certificate.input_shape
-    return [certificate.multipliers[a.name] for a in trace(unrolled(network, shape), shape).activations]
+        return nothing_about(network, stated)
+    return carry_over(network, deployed.network, stated)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from ldlt import activations
 from ldlt.errors import GraphError, LdltError
+from ldlt.evaluation import reference
 from ldlt.trace import symbolic_trace
 
 __all__ = ["FUNCTIONS", "METHODS", "Held", "Program", "Step", "Value", "program_of"]
@@ -294,11 +295,6 @@ class _Writer:
     def _add(self, node: fx.Node, step: Step) -> None:
         self.steps.append(step)
         self.place[node] = Value(len(self.steps))
-
-
-def reference(model: nn.Module) -> Tensor:
-    """A tensor with the dtype of a network."""
-    return next((t for t in [*model.parameters(), *model.buffers()] if t.is_floating_point()), torch.empty(0))
 
 
 def _check(model: nn.Module, program: Program, input_shape: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ldlt.certificates.certificate import Certificate
-from ldlt.errors import CertificateError, LdltError, MissingExtraError, OptionError, SavedModelError
-from ldlt.export.deployed import Deployed, Meaning, deploy, network_fingerprint
+from ldlt.errors import CertificateError, GraphError, LdltError, MissingExtraError, OptionError, SavedModelError
+from ldlt.export.deployed import Deployed, Meaning, as_program, deploy, network_fingerprint
 from ldlt.export.encoding import decode, encode, members, typed
-from ldlt.export.program import Program, program_of
+from ldlt.export.program import Program
 from ldlt.files import write_whole
 from ldlt.onnx.file import properties
 from ldlt.onnx.limits import OnnxLimits, show
@@ -75,8 +76,9 @@ def save(
     deployed = deploy(model, certificate, input_shape=input_shape, dtype=dtype)
     network = deployed.network
     if not isinstance(network, Program):  # one that was read from ONNX
-        network = program_of(network, deployed.input_shape)
-        deployed = deploy(network, deployed.certificate)
+        deployed = as_program(deployed)
+        network = deployed.network
+        assert isinstance(network, Program)
     program, tensors = encode(network)
     about = {"format": FORMAT, "input_shape": list(deployed.input_shape), "program": program}
     texts = {
@@ -86,6 +88,10 @@ def save(
     }
     # A tensor that two layers share is written twice.
     own = {n: t.clone() for n, t in tensors.items()}
+    try:
+        _decoded(texts, own)
+    except SavedModelError as error:
+        raise GraphError(f"the network cannot be saved, since it could not be read again: {error}") from error
     write_file(place, tools.save(own, metadata=texts))
     return deployed
 
@@ -119,6 +125,11 @@ def load(path: str | os.PathLike[str]) -> Deployed:
             raise SavedModelError(
                 f"'{place.name}' is no model that ldlt.save wrote: '{name}' is missing from its header"
             )
+    return _decoded(texts, tensors)
+
+
+def _decoded(texts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Deployed:
+    """The network of a header's texts and tensors."""
     about = _json(texts[NETWORK], NETWORK)
     members(about, {"format", "input_shape", "program"}, f"'{NETWORK}'")
     if about["format"] != FORMAT:
@@ -159,34 +170,41 @@ def _checked(deployed: Deployed) -> Deployed:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def readable(path: str | os.PathLike[str]) -> Path:
+def readable(path: str | os.PathLike[str], what: str = "model") -> Path:
     """A file that is there."""
     place = Path(path)
     try:
         if not place.exists():
-            raise OptionError(f"model {show(str(place))} does not exist")
+            raise OptionError(f"{what} {show(str(path))} does not exist")
         if not place.is_file():
-            raise OptionError(f"model {show(str(place))} is not a file")
+            raise OptionError(f"{what} {show(str(path))} is not a file")
     except (OSError, ValueError) as error:
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"model {show(str(path))} cannot be read: {error}") from error
+        raise OptionError(f"{what} {show(str(path))} cannot be read: {_why(error)}") from error
     return place
 
 
-def writable(path: str | os.PathLike[str], suffix: str) -> Path:
+def writable(path: str | os.PathLike[str], *suffixes: str) -> Path:
     """A place to write to, refused before the work and not after it."""
     place = Path(path)
-    if place.suffix.lower() != suffix:
-        raise OptionError(f"cannot write '{place}': its name must end in {suffix}")
+    if place.suffix.lower() not in suffixes:
+        raise OptionError(f"cannot write {show(str(place))}: its name must end in {' or '.join(suffixes)}")
     try:
         if place.is_dir() or not place.parent.is_dir():
             raise OptionError(f"cannot write '{place}': it is a folder, or its folder does not exist")
+        if not os.access(place.parent, os.W_OK):
+            raise OptionError(f"cannot write '{place}': its folder cannot be written to")
     except (OSError, ValueError) as error:
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"cannot write '{path!s}': {error}") from error
+        raise OptionError(f"cannot write {show(str(path))}: {_why(error)}") from error
     return place
+
+
+def _why(error: Exception) -> str:
+    """The reason without the name of the file, which can be long."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -230,9 +248,16 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _json(text: str, name: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise SavedModelError(f"'{name}' in the header is not JSON: {type(error).__name__}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):  # readers do not agree on which of the two counts
+        raise ValueError("a member is repeated")
+    return found
 
 
 def _no_constant(text: str) -> float:
