@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gzip
 import io
 import json
 import os
@@ -225,6 +226,12 @@ BAD = {
     "margin": (GOOD, ["--margin", "-1"], "--margin must be"),
     "margin of a regression": (GOOD, ["--margin", "1", "--task", "regression"], "--margin is for classification"),
     "out": (GOOD, ["--out", "model.pt"], "must end in .safetensors or .onnx"),
+    "numbers of Python": (GOOD.replace("\n7,", "\n7_0,"), [], "'7_0' in row 8"),
+    "long numbers": (GOOD.replace(",-", ",1234567890123456789012345"), [], "--drop 'b'"),
+    "target out of range": ("a,y\n" + "".join(f"{i},{i}.5e300\n" for i in range(9)), QUICK, "training failed"),
+    "too wide": (GOOD, ["--width", "100000000"], "training failed"),
+    "long name to write": (GOOD, ["--out", "a" * 300 + ".onnx"], "too long"),
+    "long name of a column": (GOOD.replace("a,", "a" * 2000 + ","), QUICK, "'features' is too long"),
     "out in no folder": (GOOD, ["--out", "none/model.onnx"], "its folder does not exist"),
 }
 
@@ -244,6 +251,36 @@ def test_every_error_is_one_clear_line(kind, run, tmp_path):
     assert err.startswith("ldlt: ")
     assert err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "a" * 5000, "data.zip", "data.csv.gz", "data.csv.xz", "data.tar"])
+def test_data_that_is_no_table(name, run, tmp_path):
+    if name.startswith("data"):
+        (tmp_path / name).write_bytes(gzip.compress(GOOD.encode())[:-9])
+    code, out, err = run("train", name)
+    assert (code, out) == (2, "")
+    assert err.startswith("ldlt: data '")
+    assert err.count("\n") == 1
+
+
+def test_tabs_can_be_written(run, tmp_path):
+    (tmp_path / "t.tsv").write_text(GOOD.replace(",", "\t"))
+    code, _, err = run("train", "t.tsv", *QUICK)
+    assert code == 2
+    assert "--separator '\\t'" in err
+    assert run("train", "t.tsv", "--separator", "\\t", *QUICK)[0] == 0
+    assert run("predict", "t.ldlt.safetensors", "t.tsv", "--separator", "\\t")[0] == 0
+
+
+def test_numbers_that_overflow(files, run):
+    table = pd.read_csv("diabetes.csv").iloc[:1].astype(float)
+    table.iloc[0, :] = [(-1) ** i * 1.7e308 for i in range(table.shape[1])]
+    table.to_csv("huge.csv", index=False)
+    words = ["predict", "diabetes.ldlt.safetensors", "huge.csv", "--radius", "1"]
+    code, out, err = run(*words, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)[0]["upper"] is None
+    assert float(rows(run(*words)[1])[0]["upper"]) == np.inf
 
 
 @pytest.mark.parametrize("package", ["pandas", "sklearn", "safetensors"])

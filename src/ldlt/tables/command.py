@@ -6,14 +6,14 @@ import csv
 import io
 import json
 import math
-import os
 import signal
 import sys
 import threading
 import time
 import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ldlt.errors import CertificateError, MissingExtraError, OptionError
+from ldlt.errors import CertificateError, LdltError, MissingExtraError, OptionError
 from ldlt.tables.reading import TASKS, Table, read_features, read_table, split
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ RADII = (0.0, 0.1, 0.25, 0.5, 1.0)
 
 MODEL_SUFFIX = ".ldlt.safetensors"
 """Ending of the model beside the data."""
-
-_SUFFIXES = (".safetensors", ".onnx")
 
 _TRAIN = """Train a network on a CSV table that is Lipschitz by construction, and certify it in the units of the table.
 
@@ -88,11 +86,10 @@ def add_train(commands: Any) -> None:
         epilog=_TRAIN_EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument("data", help="CSV file with a header")
+    _add_data(parser)
     parser.add_argument("--target", metavar="COLUMN", help="column to predict; default: the last one")
     parser.add_argument("--task", choices=TASKS, help="default: from the target")
     parser.add_argument("--drop", nargs="+", metavar="COLUMN", help="columns to leave out")
-    parser.add_argument("--separator", default=",", metavar="CHARACTER", help="between columns; default: a comma")
     parser.add_argument(
         "--bound", type=float, default=1.0, metavar="L", help="Lipschitz constant on standardised features; default: 1"
     )
@@ -125,14 +122,24 @@ def add_predict(commands: Any) -> None:
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="file that ldlt train, ldlt.save or ldlt.export_onnx wrote")
-    parser.add_argument("data", help="CSV file with a header")
+    _add_data(parser)
     parser.add_argument(
         "--radius", type=float, metavar="R", help="of a regressor: distance that an interval allows for"
     )
-    parser.add_argument("--separator", default=",", metavar="CHARACTER", help="between columns; default: a comma")
     parser.add_argument("--out", metavar="FILE", help="CSV file to write; default: standard output")
     parser.add_argument("--json", action="store_true", help="print predictions for machines")
     parser.set_defaults(run=run_predict)
+
+
+def _add_data(parser: ArgumentParser) -> None:
+    parser.add_argument("data", help="CSV file with a header")
+    parser.add_argument(
+        "--separator",
+        default=",",
+        metavar="CHARACTER",
+        type=lambda text: "\t" if text == "\\t" else text,  # shells have no easy way to write one
+        help="between columns; default: a comma",
+    )
 
 
 def _check_train(arguments: Namespace) -> None:
@@ -155,15 +162,10 @@ def _check_train(arguments: Namespace) -> None:
 
 def _place(out: str | None, data: str) -> Path:
     """Where the model goes, refused before the work and not after it."""
-    path = Path(data).with_suffix(MODEL_SUFFIX) if out is None else Path(out)
-    if path.suffix.lower() not in _SUFFIXES:
-        raise OptionError(f"cannot write '{path}': its name must end in {' or '.join(_SUFFIXES)}")
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir():
-        raise OptionError(f"cannot write '{path}': it is a folder, or its folder does not exist")
-    if not os.access(folder, os.W_OK):
-        raise OptionError(f"cannot write '{path}': its folder cannot be written to; choose another with --out")
-    return path
+    from ldlt.export.storage import ONNX_SUFFIX, SUFFIX, readable, writable  # noqa: PLC0415
+
+    path = readable(data, "data").with_suffix(MODEL_SUFFIX) if out is None else Path(out)
+    return writable(path, SUFFIX, ONNX_SUFFIX)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -193,10 +195,12 @@ def run_train(arguments: Namespace) -> int:
     if table.task == "regression" and arguments.margin is not None:
         raise OptionError("--margin is for classification; a regression is smoothed with a smaller --bound")
     train, test = split(table, arguments.test_share, arguments.seed)
-    estimator, notes = _fit(arguments, table, train)
-    deployed = _saved(estimator, table, path)
-    certificate = deployed.certificate
     held = table.features.iloc[test], table.target[test]
+    with _told("training"):
+        estimator, notes = _fit(arguments, table, train)
+        deployed = _saved(estimator, table, path)
+        figures = _test(estimator, deployed, table.task, *held) if len(test) else None
+    certificate = deployed.certificate
     card = path.with_suffix(".card.md")
     facts: dict[str, Any] = {
         "data": arguments.data,
@@ -216,7 +220,7 @@ def run_train(arguments: Namespace) -> int:
         "reason": certificate.reason,
         "rigorous": certificate.rigorous,
         "fingerprint": certificate.fingerprint,
-        "test": _test(estimator, deployed, table.task, *held) if len(test) else None,
+        "test": figures,
         "model": str(path),
         "card": str(card),
         "notes": notes,
@@ -225,6 +229,18 @@ def run_train(arguments: Namespace) -> int:
     facts["seconds"] = time.perf_counter() - begin
     _print(facts, arguments.json)
     return 0 if certificate.is_certified else 1
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What numbers or sizes out of all proportion raise, as one line."""
+    try:
+        yield
+    except LdltError:
+        raise
+    except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise OptionError(f"{what} failed: {reason}") from error
 
 
 def _require(path: Path) -> None:
@@ -259,10 +275,7 @@ def _fit(arguments: Namespace, table: Table, rows: Any) -> tuple[Any, list[str]]
         estimator = LipschitzClassifier(**options, margin=0.5 if arguments.margin is None else arguments.margin)
     with warnings.catch_warnings(record=True) as caught, progress:
         warnings.simplefilter("always")
-        try:
-            estimator.fit(table.features.iloc[rows], table.target[rows])
-        except ValueError as error:
-            raise OptionError(f"training failed: {' '.join(str(error).split())}") from error
+        estimator.fit(table.features.iloc[rows], table.target[rows])
     estimator.set_params(callback=None)
     notes = [str(w.message) for w in caught if not progress.interrupted or "interrupted" not in str(w.message)]
     if progress.interrupted:
@@ -382,7 +395,7 @@ def run_predict(arguments: Namespace) -> int:
         return 1
     rows = _predict(deployed, arguments)
     if arguments.json:
-        text = json.dumps(rows, allow_nan=False) + "\n"
+        text = _json(rows) + "\n"
     else:
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
@@ -427,7 +440,7 @@ def _predict(deployed: Deployed, arguments: Namespace) -> list[dict[str, Any]]:
 
 def _print(facts: Mapping[str, Any], machine: bool) -> None:
     if machine:
-        print(json.dumps(facts, allow_nan=False))
+        print(_json(facts))
         return
     rows = _rows(facts)
     width = max(len(name) for name, _ in rows)
@@ -435,6 +448,19 @@ def _print(facts: Mapping[str, Any], machine: bool) -> None:
         print(f"{name:<{width}}  {value}".rstrip())
     for i, note in enumerate(facts["notes"]):
         print("\n" * (i == 0) + f"note: {note}")
+
+
+def _json(data: Any) -> str:
+    """As JSON, which has no numbers that are not finite: null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, Mapping):
+            return {k: finite(v) for k, v in value.items()}
+        return [finite(v) for v in value] if isinstance(value, list) else value
+
+    return json.dumps(finite(data), allow_nan=False)
 
 
 def _rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

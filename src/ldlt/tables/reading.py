@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ldlt.errors import MissingExtraError, OptionError
+from ldlt.export.storage import readable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,11 +63,7 @@ def read_csv(path: str, separator: str = ",") -> pd.DataFrame:
         import pandas as pd  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("pandas", "train") from error
-    place = Path(path)
-    if not place.exists():
-        raise OptionError(f"data '{path}' does not exist")
-    if not place.is_file():
-        raise OptionError(f"data '{path}' is not a file")
+    place = readable(path, "data")
     try:
         options: dict[str, Any] = {"sep": separator, "skipinitialspace": True, "encoding": "utf-8-sig"}
         header = pd.read_csv(place, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
@@ -79,9 +75,9 @@ def read_csv(path: str, separator: str = ",") -> pd.DataFrame:
             table = pd.read_csv(place, header=0, names=names, index_col=False, low_memory=False, **options)
     except pd.errors.EmptyDataError:
         table = None
-    except (pd.errors.ParserError, pd.errors.ParserWarning, OSError, ValueError) as error:
-        if isinstance(error, OptionError):
-            raise
+    except OptionError:
+        raise
+    except Exception as error:  # whatever class the parser or a decompressor raises
         raise OptionError(f"data '{path}' cannot be read as CSV: {' '.join(str(error).split())}") from error
     if table is None or not len(table):
         raise OptionError(f"data '{path}' is empty: a header and at least one row are needed")
@@ -110,7 +106,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return text.isascii() and "_" not in text  # Python reads more than tables have
 
 
 def read_table(
@@ -184,7 +180,8 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
         column = table[name]
         _check_present(column, name)
         if column.dtype.kind not in "fiub":
-            row, value = next((i, v) for i, v in enumerate(column, 1) if not _is_number(str(v)) or isinstance(v, bool))
+            texts = ((i, v) for i, v in enumerate(column, 1) if not _is_number(str(v)) or isinstance(v, bool))
+            row, value = next(texts, (1, column.iloc[0]))  # or whole numbers that are too long for pandas
             raise OptionError(
                 f"column '{name}' has text ({str(value)[:40]!r} in row {row}): encode it as numbers first, for example "
                 f"with pandas.get_dummies(table, columns=['{name}']), or leave it out with --drop '{name}'"
