@@ -56,7 +56,7 @@ class Fake:
     name: str = "paper"
     epochs: int = 3
 
-    def fingerprint(self):
+    def fingerprint(self, family):
         return hashlib.sha256(f"{self.name} {self.epochs}".encode()).hexdigest()[:12]
 
 
@@ -92,8 +92,8 @@ def run_unit(unit, protocol, dataset, seeds):
                     curve=[x * (1 - r / 80) for r in range(41)], width=32, depth=4, parameters=1000, padding=0,
                     input_dim=dataset.columns, output_dim=len(dataset.classes), bound=1.0, rigorous=True,
                     certified=unit.family != "broken", epochs=protocol.epochs, best_epoch=1, learning_rate=0.001,
-                    loss="ce", batch_size=64, validation_score=x, seconds=0.1, train_rows=10, validation_rows=5,
-                    test_rows=5, dtype="float32", source=dataset.source,
+                    loss="ce", batch_size=64, validation_score=x, seconds=0.1, cpu_seconds=0.1, train_rows=10,
+                    validation_rows=5, test_rows=5, dtype="float32", source=dataset.source,
                 )
             )
     if order == "fewer":
@@ -121,7 +121,7 @@ except KeyboardInterrupt:
 """
 
 SETS = ["iris", "wine", "monks-1"]
-CHANGING = ["finished_at", "seconds"]
+CHANGING = ["finished_at", "seconds", "cpu_seconds"]
 
 
 @dataclass(frozen=True)

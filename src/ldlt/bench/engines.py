@@ -309,7 +309,7 @@ class _Desk:
             run_unit = import_module(self.work.module).run_unit
             data = self.load(unit.dataset) if dataset is None else dataset
             rows = run_unit(unit, protocol, data, self.work.seeds)
-            origin = {"fingerprint": protocol.fingerprint(), **provenance()}
+            origin = {"fingerprint": protocol.fingerprint(unit.family), **provenance()}
             return Outcome(unit, [{**row, **origin} for row in rows], seconds=time.perf_counter() - begun)
         except KeyboardInterrupt:
             raise

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ldlt.bench.protocol import Start
+from ldlt.bench.protocol import Start, has_start
 from ldlt.contraction import CONTRACTIONS
 from ldlt.errors import OptionError
 from ldlt.families import FamilyNetwork
@@ -94,7 +94,7 @@ def build(
     hidden = [width] * depth
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if family.startswith("LDLT") and family != "LDLT-R as printed":
+        if has_start(family):
             return _ldlt(family, features, hidden, classes, start or Start())
         if family == "LDLT-R as printed":
             return _as_printed(features, hidden, classes)

@@ -19,6 +19,7 @@ __all__ = [
     "Loss",
     "Protocol",
     "Start",
+    "has_start",
     "network_width",
     "shortened",
 ]
@@ -132,10 +133,21 @@ class Protocol:
         steps = min(max(math.ceil(rows / self.batch), self.least_steps), self.most_steps)
         return max(1, min(steps, rows))
 
-    def fingerprint(self) -> str:
-        """Short hash of all settings, so that results of different settings are never mixed."""
-        text = json.dumps(asdict(self), sort_keys=True)
+    def fingerprint(self, family: str) -> str:
+        """Short hash of all settings that concern a family, so that results of different settings are never mixed.
+
+        ``start`` concerns LDLT networks only: with another choice of it, results of the other families stay valid.
+        """
+        settings = asdict(self)
+        if not has_start(family):
+            del settings["start"]
+        text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def has_start(family: str) -> bool:
+    """Whether networks of a family begin at :class:`Start`; the others begin as published."""
+    return family.startswith("LDLT") and family != "LDLT-R as printed"
 
 
 def _grid(rates: Sequence[float]) -> tuple[Candidate, ...]:

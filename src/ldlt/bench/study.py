@@ -49,8 +49,8 @@ class Settings(Protocol):
     def name(self) -> str:
         """Its name."""
 
-    def fingerprint(self) -> str:
-        """Hash of all its settings."""
+    def fingerprint(self, family: str) -> str:
+        """Hash of all its settings that concern a family."""
 
 
 @dataclass(frozen=True)
@@ -253,8 +253,11 @@ class Study:
                 for family in self.families:
                     unit = work.Unit(protocol.name, name, family)
                     costs[unit] = float(work.estimate_cost(unit, protocol, size.rows, size.columns, size.classes))
-        prints = {name: protocol.fingerprint() for name, protocol in self.protocols.items()}
-        todo = [u for u in costs if not self.store.done(u, prints[u.protocol], self.seeds, labels[u.dataset])]
+        todo = [
+            u
+            for u in costs
+            if not self.store.done(u, self.protocols[u.protocol].fingerprint(u.family), self.seeds, labels[u.dataset])
+        ]
         self.total, self.safe = len(costs), len(costs) - len(todo)
         return Plan(tuple(costs), tuple(_order(todo, costs)), costs, labels, skipped, damaged)
 
@@ -337,7 +340,7 @@ class _Record:
         self.failed = 0
         protocols = {
             name: {
-                "fingerprint": protocol.fingerprint(),
+                "fingerprints": {family: protocol.fingerprint(family) for family in study.families},
                 "settings": asdict(protocol) if is_dataclass(protocol) else {},  # type: ignore[arg-type]
             }
             for name, protocol in study.protocols.items()
@@ -346,7 +349,7 @@ class _Record:
         versions.pop("finished_at")
         earlier = read_settings(study.out)
         same = earlier.get("protocols", {}).keys() == protocols.keys() and all(
-            earlier["protocols"][name].get("fingerprint") == entry["fingerprint"] for name, entry in protocols.items()
+            earlier["protocols"][name].get("fingerprints") == entry["fingerprints"] for name, entry in protocols.items()
         )
         same = same and earlier.get("seeds") == list(study.seeds)
         self.before = float(earlier.get("wall_seconds", 0.0)) if same else 0.0
@@ -409,7 +412,7 @@ def load_study(out: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     def ours(stored: Stored) -> bool:
         protocol, dataset, family = stored.key
         return not settings or (
-            protocols.get(protocol, {}).get("fingerprint") == stored.fingerprint
+            protocols.get(protocol, {}).get("fingerprints", {}).get(family) == stored.fingerprint
             and family in settings["families"]
             and data.get(dataset) == stored.data
             and list(stored.seeds) == settings["seeds"]
