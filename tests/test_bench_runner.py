@@ -262,6 +262,37 @@ def test_write_then_read(tmp_path):
     same_rows(pd.read_parquet(merged), frame)
 
 
+def test_units_of_another_store_are_taken_over(tmp_path):
+    there, here = Store(tmp_path / "there"), Store(tmp_path / "here")
+    units = [Unit(family="A"), Unit(family="B")]
+    for unit in units:
+        there.write(unit, some_rows(unit, seeds=(0, 1)), "label")
+    here.write(units[0], some_rows(units[0], seeds=(0, 1), fingerprint="g"), "label")
+    merged = there.merge(tmp_path / "results.parquet")
+    assert here.add(merged) == 1  # what is there already stays
+    assert not here.done(units[0], "f", [0, 1], "label")
+    assert here.done(units[1], "f", [0, 1], "label")
+    assert here.add(merged) == 1  # the first was set aside by the question
+    same_rows(here.load(), there.load())
+
+
+@pytest.mark.parametrize("spoil", ["missing", "bytes", "no label", "half a unit"])
+def test_files_that_are_no_results_are_not_taken_over(tmp_path, spoil):
+    store, other, path = Store(tmp_path / "a"), Store(tmp_path / "b"), tmp_path / "results.parquet"
+    store.write(Unit(), some_rows(seeds=(0, 1)))
+    store.merge(path)
+    if spoil == "missing":
+        path.unlink()
+    elif spoil == "bytes":
+        path.write_bytes(path.read_bytes()[:-40])
+    else:
+        table = pq.read_table(path)
+        pq.write_table(table.slice(1) if spoil == "half a unit" else table.replace_schema_metadata({}), path)
+    with pytest.raises(BenchError, match=r"results\.parquet"):
+        other.add(path)
+    assert other.load().empty
+
+
 def test_an_empty_store_has_all_columns(tmp_path):
     assert list(Store(tmp_path).load().columns) == [column.name for column in COLUMNS]
 
@@ -494,6 +525,9 @@ def test_a_study_writes_everything_and_resumes(tmp_path, orders):
     assert len(orders.done()) == 6  # nothing was computed twice
     same_rows(again.frame, first.frame)
     assert again.seconds > first.seconds
+    elsewhere = make_study(tmp_path / "elsewhere", seeds=[0, 1], add=[out / "results.parquet"])
+    same_rows(elsewhere.run(SerialEngine(), show=False).frame, first.frame)
+    assert len(orders.done()) == 6
     settings = read_settings(out)
     assert settings["calls"] == 2
     assert settings["finished_at"]

@@ -82,6 +82,9 @@ def add_bench(commands: Any) -> None:
     parser.add_argument("--workers", type=_count, metavar="N", help="default: one per processor; 0: in this process")
     parser.add_argument("--ray-address", metavar="ADDRESS", help="address of a ray cluster; default: this machine")
     parser.add_argument("--out", default=OUT, metavar="DIR", help=f"folder of results; default: {OUT}")
+    parser.add_argument(
+        "--add", nargs="+", default=[], metavar="FILE", help="results.parquet of other runs, not to be computed again"
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome for machines")
     parser.set_defaults(run=run_bench)
 
@@ -126,6 +129,7 @@ def run_bench(arguments: Namespace) -> int:
         module=getattr(arguments, "module", "ldlt.bench.unit"),
         command=getattr(arguments, "command_line", ""),
         shortened=cut,
+        add=arguments.add,
     )
     engine = make_engine(arguments.engine, arguments.workers, arguments.ray_address)
     try:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ldlt.errors import LdltError, MissingExtraError
 from ldlt.files import TEMPORARY, write_whole
@@ -91,6 +91,14 @@ class UnitKey(Protocol):
     @property
     def family(self) -> str:
         """Name of the family of networks."""
+
+
+class _Key(NamedTuple):
+    """The three names of a unit that was read from a file."""
+
+    protocol: str
+    dataset: str
+    family: str
 
 
 @dataclass(frozen=True)
@@ -296,20 +304,52 @@ class Store:
             BenchError: If the rows are not those of this unit, or lack columns.
             StoreError: If the system refuses to write; nothing else is touched.
         """
-        import pyarrow.parquet as pq  # noqa: PLC0415
-
-        table = _table(unit, rows)
-        meta = {"version": VERSION, "unit": [unit.protocol, unit.dataset, unit.family], "data": data}
-        table = table.replace_schema_metadata({_META: json.dumps(meta).encode()})
+        table = _marked(_table(unit, rows), unit=[unit.protocol, unit.dataset, unit.family], data=data)
         try:
             _check(table)
         except _Unusable as error:
             raise BenchError(f"{_title(unit)}: {error}") from None
-        buffer = io.BytesIO()
-        pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+        return self._put(unit, table)
+
+    def _put(self, unit: UnitKey, table: pa.Table) -> Path:
         path = self.path(unit)
         self._cache.pop(path, None)
-        return write_atomically(path, buffer.getvalue())
+        return write_atomically(path, _bytes(table))
+
+    def add(self, path: str | Path) -> int:
+        """Take over the units of a file that :meth:`merge` wrote, here or on another machine.
+
+        A unit that is there already stays as it is. Whether a unit that was taken over fits the settings of a run is
+        decided by :meth:`done`, as for all others.
+
+        Returns:
+            How many units were taken over.
+
+        Raises:
+            BenchError: If the file cannot be read or is not a table of results; nothing is taken over then.
+        """
+        try:
+            whole = _parsed(Path(path).read_bytes())
+            labels = json.loads((whole.schema.metadata or {})[_META])["labels"]
+            members: dict[_Key, list[int]] = {}
+            for row, key in enumerate(zip(*(whole[name].to_pylist() for name in _Key._fields), strict=True)):
+                members.setdefault(_Key(*key), []).append(row)
+            tables = {
+                key: _marked(whole.take(rows), unit=list(key), data=labels[key.dataset])
+                for key, rows in members.items()
+            }
+            for table in tables.values():
+                _check(table)
+        except OSError as error:
+            raise BenchError(f"cannot read {path}: {error.strerror or error}") from error
+        except (KeyError, ValueError, TypeError):
+            raise BenchError(f"{path} is not a results.parquet of this version") from None
+        except _Unusable as error:
+            raise BenchError(f"{path} is not a results.parquet of this version: it {error}") from None
+        new = {key: table for key, table in tables.items() if not self.path(key).exists()}
+        for key, table in new.items():
+            self._put(key, table)
+        return len(new)
 
     def stored(self) -> Iterator[Stored]:
         """All usable units, by name. Files that are not are skipped, and left where they are."""
@@ -329,11 +369,7 @@ class Store:
         Raises:
             StoreError: If the system refuses to write.
         """
-        import pyarrow.parquet as pq  # noqa: PLC0415
-
-        buffer = io.BytesIO()
-        pq.write_table(self._gather(keep), buffer, compression="zstd", write_page_checksum=True)
-        return write_atomically(path, buffer.getvalue())
+        return write_atomically(path, _bytes(self._gather(keep)))
 
     def _gather(self, keep: Callable[[Stored], bool] | None) -> pa.Table:
         import pyarrow as pa  # noqa: PLC0415
@@ -341,7 +377,8 @@ class Store:
         chosen = [stored for stored in self.stored() if keep is None or keep(stored)]
         chosen.sort(key=lambda stored: stored.key)
         tables = [stored.table.replace_schema_metadata(None) for stored in chosen]
-        return pa.concat_tables([schema().empty_table(), *tables])
+        labels = {stored.key[1]: stored.data for stored in chosen}
+        return _marked(pa.concat_tables([schema().empty_table(), *tables]), labels=labels)
 
     def _open(self, path: Path) -> Stored | None:
         """A unit file, or None after setting aside what is none."""
@@ -352,9 +389,6 @@ class Store:
             return None
 
     def _read(self, path: Path) -> Stored:
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
-
         try:
             status = path.stat()
             stamp = (status.st_mtime_ns, status.st_size)
@@ -363,12 +397,7 @@ class Store:
             content = path.read_bytes()
         except OSError as error:
             raise BenchError(f"cannot read {path}: {error.strerror or error}") from error
-        try:
-            # Not `read_table`, whose machinery for folders of files takes several times as long.
-            table = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read(use_threads=False)
-            stored = _check(table)
-        except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-            raise _Unusable(f"cannot be read ({(str(error) or type(error).__name__).splitlines()[0][:120]})") from None
+        stored = _check(_parsed(content))
         self._cache[path] = (stamp, stored)
         return stored
 
@@ -539,6 +568,30 @@ def _table(unit: UnitKey, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
             ) from None
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=schema())
+
+
+def _marked(table: pa.Table, **meta: Any) -> pa.Table:
+    """The table with what its rows do not say: for a unit its key and the label of its data."""
+    return table.replace_schema_metadata({_META: json.dumps({"version": VERSION, **meta}).encode()})
+
+
+def _bytes(table: pa.Table) -> bytes:
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+    return buffer.getvalue()
+
+
+def _parsed(content: bytes) -> pa.Table:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        # Not `read_table`, whose machinery for folders of files takes several times as long.
+        return pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read(use_threads=False)
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        raise _Unusable(f"cannot be read ({(str(error) or type(error).__name__).splitlines()[0][:120]})") from None
 
 
 def _check(table: pa.Table) -> Stored:

@@ -134,6 +134,7 @@ class Study:
         module: Module with ``Unit``, ``run_unit`` and ``estimate_cost``.
         command: The command that asked for this, for the record.
         shortened: Whether the settings were cut for a quick look; for the record.
+        add: Files ``results.parquet`` of other runs, whose units need not be computed again.
 
     Raises:
         OptionError: If there is nothing to do, or a protocol is given twice.
@@ -152,6 +153,7 @@ class Study:
         module: str = "ldlt.bench.unit",
         command: str = "",
         shortened: bool = False,
+        add: Sequence[str | Path] = (),
     ) -> None:
         require_extras()
         self.protocols = {protocol.name: protocol for protocol in protocols}
@@ -170,6 +172,7 @@ class Study:
         self.module = module
         self.command = command
         self.shortened = shortened
+        self.add = tuple(add)
         self.safe = 0
         """Units that are stored; with :attr:`total`, what to say when interrupted."""
         self.total = 0
@@ -192,6 +195,8 @@ class Study:
         chosen, skipped = self._choose()
         with Lock(self.out):
             self.store.clean()
+            for path in self.add:
+                self.messages.append(f"{self.store.add(path)} units taken over from {path}")
             plan = self._plan(chosen, skipped)
             record = _Record(self, plan, begun)
             try:
