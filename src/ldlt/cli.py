@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -182,19 +184,42 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_PIPE_CLOSED = 128 + 13
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0 on success, 1 if a check failed, 2 on an error, 130 when interrupted."""
+    """Run a command; returns 0 on success, 1 if a check failed, 2 on an error, 130 when interrupted.
+
+    If whoever reads standard output has had enough (``ldlt predict … | head``), it ends quietly with 141, as a program
+    does that is stopped by the signal for this.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_args(given)
     arguments.command_line = shlex.join(["ldlt", *given])
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _silence()
+        return _PIPE_CLOSED
     except LdltError as error:
         print(f"ldlt: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        # Files are a command's own matter; what is left is its output.
+        _silence()
+        print(f"ldlt: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nldlt: interrupted", file=sys.stderr)
         return 130
+
+
+def _silence() -> None:
+    """Let the interpreter's last flush of standard output go nowhere."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a stream that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
