@@ -152,7 +152,7 @@ def read_table(
             raise OptionError(f"the target '{name}' has text, which is no number to regress: use --task classification")
         values = values.astype(np.float64)
         _check_finite(values, name)
-        if (values == values[0]).all():
+        if len(values) > 1 and (values == values[0]).all():
             raise OptionError(
                 f"the target '{name}' has only one value, {values[0]:g}: there is nothing to learn; choose another with "
                 "--target"
@@ -189,7 +189,7 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
         if column.dtype.kind not in "fiub":
             texts = ((i, v) for i, v in enumerate(column, 1) if not _is_number(str(v)) or isinstance(v, bool))
             row, value = next(texts, (1, column.iloc[0]))  # or whole numbers that are too long for pandas
-            if _is_number(str(value).replace(",", ".", 1)):
+            if "," in str(value) and _is_number(str(value).replace(",", ".", 1)):
                 raise OptionError(
                     f"column '{name}' has text ({str(value)[:40]!r} in row {row}): write decimals with a point"
                 )
