@@ -61,6 +61,7 @@ _DATA_EXAMPLES = """examples:
   ldlt data fetch                          download the UCI archive to the user's cache, verified
   ldlt data check data_py.zip              compare an archive with what is known about it
   ldlt data list data_py.zip               its data sets, too
+  ldlt data list --json                    for machines
 
 exit codes: 0 fine, 1 a check failed, 2 an error, 130 interrupted
 """
@@ -104,7 +105,8 @@ def _figure(arguments: argparse.Namespace) -> int:
     from ldlt.paper import figures  # noqa: PLC0415
 
     draw = {"factors": figures.factor_structure, "b": figures.b_structure}[arguments.which]
-    print(draw(Path(arguments.path), seed=arguments.seed))
+    path = draw(Path(arguments.path), seed=arguments.seed)
+    print(json.dumps({"figure": str(path)}) if arguments.json else path)
     return 0
 
 
@@ -112,16 +114,18 @@ def _data(arguments: argparse.Namespace) -> int:
     from ldlt.bench import data  # noqa: PLC0415
 
     if arguments.action == "fetch":
-        archive = data.fetch_sets(arguments.path)
-        print(f"{len(archive.names())} data sets in {arguments.path or data.default_path()}")
+        archive, path = data.fetch_sets(arguments.path), str(arguments.path or data.default_path())
+        count = len(archive.names())
+        print(json.dumps({"sets": count, "archive": path}) if arguments.json else f"{count} data sets in {path}")
         return 0
     where = data.locate(arguments.path)
     archive_or_none = None if where is None else data.Archive(where)
     if arguments.action == "list":
-        print(data.format_table(data.list_sets(archive_or_none)))
+        rows = data.list_sets(archive_or_none)
+        print(json.dumps([asdict(row) for row in rows]) if arguments.json else data.format_table(rows))
         return 0
     report = data.check_sets(archive_or_none)
-    print(report)
+    print(json.dumps({**asdict(report), "ok": report.ok}) if arguments.json else report)
     return 0 if report.ok else 1
 
 
@@ -165,11 +169,13 @@ def _parser() -> argparse.ArgumentParser:
     figure.add_argument("which", choices=["factors", "b"])
     figure.add_argument("path", help="file to write, .png or .svg")
     figure.add_argument("--seed", type=int, default=0)
+    figure.add_argument("--json", action="store_true", help="print the file's path for machines")
     figure.set_defaults(run=_figure)
 
     data = _command(commands, "data", "list, check or fetch the benchmark's data sets", _DATA_EXAMPLES)
     data.add_argument("action", choices=["list", "check", "fetch"])
     data.add_argument("path", nargs="?", help="archive (zip or folder); default: LDLT_UCI or the user's cache")
+    data.add_argument("--json", action="store_true", help="print what was found for machines")
     data.set_defaults(run=_data)
 
     add_train(commands)
