@@ -58,7 +58,7 @@ def test_console_examples(page):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if SHELL[p]], ids=lambda p: str(p.relative_to(ROOT)))
 def test_commands_run(page, tmp_path, monkeypatch):
-    """Commands of ``ldlt`` work on a table and a network of the names that the pages use; others are files that exist."""
+    """Commands of ``ldlt`` work on a table and a network of the names that the pages use."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     rows = random.standard_normal((40, 3))

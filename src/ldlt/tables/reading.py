@@ -154,8 +154,8 @@ def read_table(
         _check_finite(values, name)
         if len(values) > 1 and (values == values[0]).all():
             raise OptionError(
-                f"the target '{name}' has only one value, {values[0]:g}: there is nothing to learn; choose another with "
-                "--target"
+                f"the target '{name}' has only one value, {values[0]:g}: there is nothing to learn; choose another one "
+                "with --target"
             )
     else:
         kinds = np.unique(values)
