@@ -464,6 +464,9 @@ def test_regressors(tmp_path):
     card = ldlt.model_card(loaded, x, y, radii=[0.1])
     assert "mean absolute error" in card
     assert "noise of the target" in card
+    assert "in units of the target per distance" in card
+    assert "added to intervals" in card
+    assert "certified prediction" not in card  # there are classes for that
     with pytest.raises(ldlt.OptionError, match="not fitted"):
         ldlt.save(ldlt.LipschitzRegressor(), tmp_path / "net.safetensors")
 
