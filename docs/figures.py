@@ -53,7 +53,7 @@ def cone(path: Path) -> None:
     axes.text(start - 0.1, -0.75, "within this interval the sign cannot change", fontsize=9, ha="center")
     axes.text(-2.9, 1.5, "slope at most L: never outside the cone", fontsize=9, color=LIVE)
     axes.set(ylim=(-1.6, 2), xlim=(-3, 3), xlabel="input", ylabel="output")
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=150)
 
 
 def moons(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ def balls(path: Path) -> dict[str, float]:
         found[name] = float(radius.median())
         axes.set(aspect="equal", xticks=[], yticks=[])
         axes.set_title(f"{name}: bound {certificate.bound:.1f}, median radius {found[name]:.3f}", fontsize=10)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=150)
     return found
 
 
@@ -140,13 +140,14 @@ def sweep(path: Path) -> None:
         ("w₁ is read no more", "lgl-", "lgl"),
         ("output: ‖U‖ ≤ 1", "lgln", "lgl"),
     ]
-    figure = Figure(figsize=(10.5, 3.5), layout="constrained")
-    axes = figure.subplots(2, len(steps), height_ratios=(1, 1.6))
+    figure = Figure(figsize=(9, 3.3), layout="constrained")
+    axes = figure.subplots(2, len(steps), height_ratios=(1, 1.8))
     for column, (title, nodes, blocks) in enumerate(steps):
         _graph(axes[0, column], nodes)
         axes[0, column].set_title(title, fontsize=9)
         _matrix(axes[1, column], blocks)
-    figure.savefig(path, dpi=90)
+    axes[1, 0].set_title("covariance:", fontsize=9)
+    figure.savefig(path, dpi=150)
 
 
 def idea(folder: Path) -> dict[str, float]:

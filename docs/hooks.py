@@ -28,6 +28,16 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 LIST = "<!-- list of examples -->"
 SCRIPT = re.compile(r"\\mathcal\s*\{?([ACDGJKN-QS-Z])\}?")
+TITLES = {
+    "certified_tabular": "Certified tabular classifier",
+    "certify_onnx": "Certify an ONNX network",
+    "controller": "Controller in a closed loop",
+    "erratum": "The erratum",
+    "fashion_mnist": "Fashion-MNIST",
+    "wasserstein": "Wasserstein distance",
+    "wrap_your_resnet": "Wrap your own ResNet",
+}
+"""Titles in the navigation where the name of the file would read badly."""
 LANGUAGES = {".py": "python", ".sh": "bash", ".json": "json", ".toml": "toml"}
 
 
@@ -74,6 +84,11 @@ def relink(path: str, page: str, text: str) -> str:
     return "".join(p if index % 2 else LINK.sub(change, p) for index, p in enumerate(parts))
 
 
+def nav_title(name: str) -> str:
+    """Short title of an example."""
+    return TITLES.get(name, name.replace("_", " ").capitalize())
+
+
 def example_page(name: str) -> str:
     """An example: its docstring, its picture, what it prints, its code."""
     code = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
@@ -112,7 +127,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the examples into the navigation."""
     for entry in config.nav or []:
         if isinstance(entry, dict) and "Examples" in entry:
-            pages = [{name.replace("_", " ").capitalize(): f"examples/{name}.md"} for name in examples()]
+            pages = [{nav_title(name): f"examples/{name}.md"} for name in examples()]
             entry["Examples"] = ["examples/index.md", *pages]
     return config
 

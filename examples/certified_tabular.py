@@ -86,7 +86,7 @@ def draw(path: Path, results: dict[float, Result], models: dict[float, object], 
     right.grid(alpha=0.3)
     right.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=150)
 
 
 def main(seed: int = 0, epochs: int = 100, out: Path | None = None) -> dict[float, Result]:

@@ -117,7 +117,7 @@ def draw(path: Path, bounds: dict[str, float]) -> None:
     axes.set(xlabel="slope", title="upper bounds (blue) and the steepest pair of inputs found (red)")
     axes.set_xlim(0, 1.1 * max(bounds.values()))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=150)
 
 
 def main(seed: int = 0, steps: int = 100, out: Path | None = None) -> Result:

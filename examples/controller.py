@@ -36,6 +36,7 @@ from torch.func import functional_call
 import ldlt
 
 STEP, DAMPING, DELAY = 0.1, 0.1, 4
+LABELS = {"none": "no controller", "free": "free controller", "bounded": "bounded controller"}
 
 
 @dataclass(frozen=True)
@@ -139,12 +140,13 @@ def draw(path: Path, plant: Plant, policies: dict[str, nn.Module | None]) -> Non
         for color, (name, policy) in zip(("0.6", "C3", "C0"), policies.items(), strict=True):
             with torch.no_grad():
                 y = simulate(plant, policy, start, 250, delay)[:, 0, 1]
-            axes.plot(STEP * torch.arange(250), y, color=color, label=name, lw=1.2)
+            axes.plot(STEP * torch.arange(250), y, color=color, label=LABELS[name], lw=1.2)
         axes.set(xlabel="time", ylabel="velocity", title="as trained" if not delay else f"delay of {delay} steps")
-        axes.set_ylim(-4, 4)
-    axes.legend(fontsize=8, loc="upper right")
+        axes.set_ylim(-4.7, 4.7)
+        if not delay:
+            axes.legend(fontsize=8, loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=150)
 
 
 def main(seed: int = 0, epochs: int = 60, out: Path | None = None) -> dict[str, Result]:

@@ -84,7 +84,7 @@ def draw(path: Path, results: dict[str, Result], points: tuple[Tensor, Tensor, T
     axes.set(xlabel="x", ylabel="y")
     axes.legend(fontsize=8, ncols=2, loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=150)
 
 
 def fit(name: str, points: tuple[Tensor, Tensor, Tensor], grid: Tensor, steps: int, seed: int) -> Result:

@@ -108,10 +108,12 @@ def draw(path: Path, results: dict[str, Result], critic: nn.Module, points: tupl
         right.plot(result.history, label=name)
         right.axhline(result.exact, color="k", ls="--", lw=1)
     right.text(0, result.exact, "exact", va="bottom", fontsize=8)
-    right.set(xlabel="step", title="estimate of the distance, from below", ylim=(0, 1.1 * result.exact))
+    right.set(
+        xlabel="step", ylabel="distance", title="estimate of the distance, from below", ylim=(0, 1.1 * result.exact)
+    )
     right.legend(fontsize=8, loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=150)
 
 
 def main(seed: int = 0, steps: int = 300, count: int = 200, out: Path | None = None) -> dict[str, Result]:

@@ -85,14 +85,15 @@ def draw(path: Path, results: dict[str, Result]) -> None:
         if result.curve is not None:
             right.step(result.curve.radii, result.curve.accuracy, where="post", color=color, label=name)
     left.set(ylim=(0, None), xlabel="epoch", ylabel="slope", title="steepest slope found, and the bound")
-    left.legend(fontsize=8, loc="center right")
+    left.xaxis.get_major_locator().set_params(integer=True)
+    left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0.0, 0.93))
     right.set(
         xlabel="radius", ylabel="correct and certified", ylim=(0, 1.02), title="certified accuracy on test digits"
     )
     right.legend(fontsize=8)
     right.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=150)
 
 
 def main(seed: int = 0, epochs: int = 20, out: Path | None = None) -> dict[str, Result]:

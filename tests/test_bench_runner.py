@@ -931,7 +931,8 @@ def test_real_networks_same_seed_same_rows(tmp_path, capsys):
         frames.append(load_study(tmp_path / name)[0])
     same_rows(*frames)
     assert sorted(frames[0]["fold"]) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert main(["report", str(tmp_path / "one"), "--out", str(tmp_path / "page.html")]) == 0
+    assert main(["report", str(tmp_path / "one"), "--out", str(tmp_path / "page.html"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "page.html")}
     assert (tmp_path / "page.html").exists()
 
 

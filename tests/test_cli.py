@@ -58,6 +58,8 @@ def test_figures(which, suffix, tmp_path, capsys):
     assert main(["figure", which, str(path)]) == 0
     assert path.stat().st_size > 10_000
     assert str(path) in capsys.readouterr().out
+    assert main(["figure", which, str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"figure": str(path)}
     assert main(["figure", which, str(tmp_path / "figure.txt")]) == 2
 
 
@@ -66,6 +68,12 @@ def test_data_list_and_check(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["data", "list"]) == 0
     assert "balance-scale" in capsys.readouterr().out
+    assert main(["data", "list", "--json"]) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)} >= {"iris", "wine", "balance-scale"}
+    assert main(["data", "check", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert found["sound"] == found["checked"]
     assert main(["data", "list", str(tmp_path / "missing.zip")]) == 2
     assert "missing.zip" in capsys.readouterr().err
 

@@ -204,13 +204,17 @@ BAD = {
     "text feature": ("a,b,y\n1,Paris,0\n2,Rome,1\n", [], "get_dummies(table, columns=['b'])"),
     "mixed feature": ("a,b,y\n1,2,0\n2,?,1\n", [], "'?' in row 2"),
     "missing value": ("a,b,y\n1,2,0\n2,,1\n", [], "column 'b' has 1 missing value, first in row 2"),
+    "missing word": ("a,b,y\n1,2,None\n2,3,some\n", [], "row 1 (nothing, or a word such as NA, None or null)"),
+    "decimal commas": ("a;y\n1,5;0\n2,5;1\n", ["--separator", ";"], "'1,5' in row 1): write decimals with a point"),
+    "another encoding": ("größe,y\n1,0\n2,1\n".encode("latin-1"), [], "is not text in UTF-8"),
+    "one value": ("a,y\n1,0.5\n2,0.5\n3,0.5\n", [], "only one value, 0.5"),
     "missing target": ("a,b,y\n1,2,\n2,3,\n", [], "column 'y' has 2 missing values"),
     "infinite value": ("a,b,y\n1,2,0\n2,inf,1\n", [], "has the value inf in row 2"),
     "one class": ("a,y\n1,0\n2,0\n3,0\n", [], "only one class, 0"),
     "text to regress": ("a,y\n1,u\n2,v\n", ["--task", "regression"], "--task classification"),
     "long row": ("a,y\n1,2,3\n4,5,6\n", [], "cannot be read as CSV"),
     "ragged row": ("a,y\n1,2\n4,5,6\n", [], "cannot be read as CSV"),
-    "not text": (b"a,y\n\xff\xfe,1\n", [], "cannot be read as CSV"),
+    "not text": (b"a,y\n\xff\xfe,1\n", [], "is not text in UTF-8"),
     "other separator": ("a;y\n1;2\n", [], "say --separator ';'"),
     "long separator": (GOOD, ["--separator", "ab"], "one character"),
     "bound 0": (GOOD, ["--bound", "0"], "--bound must be a positive finite number, not 0"),
@@ -322,6 +326,41 @@ def test_progress_is_on_standard_error(files, run, monkeypatch):
     with progress:
         progress(estimators.Epoch(3, 10, 0.5, float("nan"), 1.0))
     assert run("data", "list")[2].startswith("\repoch 3/10   loss 0.5000")
+
+
+def test_a_bound_beyond_floating_point_is_told_once(files, run):
+    table = pd.read_csv("iris.csv")
+    table.iloc[:, 0] *= 1e-300
+    table.to_csv("tiny.csv", index=False)
+    code, out, err = run("train", "tiny.csv", *QUICK)
+    assert (code, err) == (1, "")
+    assert "not certified: not proven" in out
+
+
+def test_a_place_that_cannot_be_written_to(files, run):
+    code, _, err = run("predict", "iris.ldlt.safetensors", "iris.csv", "--out", "none/found.csv")
+    assert (code, err) == (2, "ldlt: cannot write 'none/found.csv': No such file or directory\n")
+
+
+def test_wide_tables_train_in_time(run):
+    random = np.random.default_rng(0)
+    table = pd.DataFrame(random.standard_normal((30, estimators.base.WIDE + 1))).add_prefix("f")
+    table.assign(y=(table["f0"] > 0).astype(int)).to_csv("wide.csv", index=False)
+    assert run("train", "wide.csv", *QUICK)[0] == 0
+    assert ldlt.load("wide.ldlt.safetensors").meaning.architecture.startswith("FeedForward")
+
+
+@pytest.mark.parametrize(("reads", "code", "message"), [(False, 141, ""), (True, 2, "No space left on device")])
+def test_output_that_nobody_can_take(reads, code, message, files):
+    if reads:
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        end, out = os.pipe()
+        os.close(end)
+    words = [sys.executable, "-m", "ldlt", "predict", "iris.ldlt.safetensors", "iris.csv"]
+    found = subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, cwd=files, check=False)
+    os.close(out)
+    assert (found.returncode, found.stderr) == (code, f"ldlt: {message}\n" * bool(message))
 
 
 # -- interruptions -----------------------------------------------------------------------------------------------------

@@ -1,31 +1,48 @@
-"""Blocks marked ``python`` or ``pycon`` in README and docs run, docstring examples hold, links lead somewhere."""
+"""Every block of code in README and docs runs, docstring examples hold, links lead somewhere."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import os
 import pkgutil
 import re
+import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import ldlt
+from ldlt.bench import data
+from ldlt.cli import _parser, main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = {page: BLOCK.findall(page.read_text()) for page in PAGES}
+SHELL = {page: re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in PAGES}
+LONG = ("bench", "report", "data", "demo")
+"""Commands whose arguments are checked and which are run by other tests: they take long or need what others wrote."""
 MODULES = sorted(
     {m.name for m in pkgutil.walk_packages(ldlt.__path__, "ldlt.") if not m.name.endswith("__main__")} | {"ldlt"}
 )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_no_block_is_of_another_kind(page):
+    """One that no test would run, such as ``py`` or an indented one."""
+    opened = re.findall(r"^([ \t]*)```(\S+)", page.read_text(), re.MULTILINE)
+    assert set(opened) <= {("", "python"), ("", "pycon"), ("", "sh")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
 def test_code_blocks_run(page, tmp_path, monkeypatch):
-    """The blocks of a page are run in order and share their names."""
+    """The blocks of a page are run in order and share their names; nothing is downloaded."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "fetch_sets", inspect.signature(data.fetch_sets).bind)
     names = {"__name__": "__main__"}
     for index, code in enumerate(BLOCKS[page]):
         exec(compile(code, f"{page.name} block {index}", "exec"), names)
@@ -37,6 +54,30 @@ def test_console_examples(page):
     text = "\n".join(re.findall(r"^```pycon\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
     test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if SHELL[p]], ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_run(page, tmp_path, monkeypatch):
+    """Commands of ``ldlt`` work on a table and a network of the names that the pages use."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((40, 3))
+    for name in ("data.csv", "new.csv"):
+        lines = [f"{a},{b},{c},{'yes' if a > b else 'no'}" for a, b, c in rows]
+        Path(name).write_text("\n".join(["a,b,c,y", *lines]) + "\n")
+    torch.manual_seed(0)
+    ldlt.export_onnx(ldlt.nn.FeedForward(3, [4], 2), "net.onnx")
+    np.save("x.npy", rows[0].astype(np.float32))
+    for line in "".join(SHELL[page]).splitlines():
+        words = shlex.split(re.sub(r'^eval "\$\((.*)\)"', r"\1", line), comments=True)
+        if words[0] == "ldlt":
+            _parser().parse_args(words[1:])
+            if words[1] not in LONG:
+                assert main(words[1:]) == 0, line
+        elif words[0] == "python":
+            assert (ROOT / words[1]).is_file(), line
+        else:
+            assert words[:4] == ["pip", "install", "-c", "constraints.txt"], line
 
 
 def test_the_readme_has_code():

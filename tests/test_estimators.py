@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import ldlt
 from ldlt import LipschitzClassifier, LipschitzRegressor
-from ldlt.estimators import certification, fitting, plots
+from ldlt.estimators import base, certification, fitting, plots
 from ldlt.estimators.rows import Rows, merge
 from ldlt.estimators.scaling import Restore, location_and_scale
 
@@ -541,6 +541,16 @@ def test_every_activation_is_certified(activation):
     assert (model.certified_radius(x) > 0).any()
 
 
+@pytest.mark.parametrize("kind", [LipschitzClassifier, LipschitzRegressor])
+def test_many_features_need_no_factorisation_of_their_size(kind):
+    x = np.random.default_rng(0).standard_normal((20, base.WIDE + 1))
+    y = (x[:, 0] > 0).astype(float)
+    options = {"hidden": (4,), "epochs": 1, "random_state": 0}
+    assert type(kind(**options).fit(x, y).network_) is ldlt.nn.FeedForward
+    assert type(kind(**options).fit(x[:, :-1], y).network_) is ldlt.nn.Residual
+    assert type(kind(**options, architecture="residual").fit(x, y).network_) is ldlt.nn.Residual
+
+
 def test_learns_real_data_about_as_well_as_it_can():
     x, y = load_breast_cancer(return_X_y=True)
     model = LipschitzClassifier(epochs=30, random_state=0)
@@ -556,7 +566,7 @@ def test_learns_real_data_about_as_well_as_it_can():
         ("bound", 0, "bound must be a positive finite number, not 0"),
         ("bound", math.inf, "bound must be"),
         ("bound", "large", "bound must be"),
-        ("architecture", "convolutional", "architecture must be one of 'residual', 'feedforward'"),
+        ("architecture", "convolutional", "architecture must be one of 'auto', 'residual', 'feedforward'"),
         ("activation", "sin", "activation must be one of"),
         ("activation", torch.nn.ReLU, "activation must be one of"),
         ("loss", "hinge", "loss must be one of 'margin', 'cross-entropy'"),

@@ -227,6 +227,14 @@ def test_an_output_without_a_free_map(tmp_path):
     with torch.no_grad():
         assert torch.equal(ldlt.load(tmp_path / "net.safetensors")(x), net.freeze()(x))
     assert ldlt.verify(tmp_path / "net.safetensors").rigorous
+    path = tmp_path / "net.onnx"
+    with torch.no_grad():  # a factor so close to one that the exporter's optimiser would drop it
+        assert 1e-9 < abs(float(net.freeze().gain) - 1) < 1e-6
+    ldlt.export_onnx(net, path)
+    (found,) = ort.InferenceSession(path).run(None, {"x": x.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(found, net.freeze()(x).numpy(), atol=1e-14, rtol=0)
+    assert ldlt.verify(path).rigorous
 
 
 ARGUMENTS = {
@@ -456,8 +464,33 @@ def test_regressors(tmp_path):
     card = ldlt.model_card(loaded, x, y, radii=[0.1])
     assert "mean absolute error" in card
     assert "noise of the target" in card
+    assert "in units of the target per distance" in card
+    assert "added to intervals" in card
+    assert "certified prediction" not in card  # there are classes for that
     with pytest.raises(ldlt.OptionError, match="not fitted"):
         ldlt.save(ldlt.LipschitzRegressor(), tmp_path / "net.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_estimators_compute_the_same_everywhere(task, dtype, wine, tmp_path):
+    """Standardisation, network and the way back to the target's units, in onnxruntime and in ``torch.export``."""
+    if task == "classification":
+        x, estimator = wine[0].to_numpy(), wine[1]
+    else:
+        x, y = load_diabetes(return_X_y=True, scaled=False)
+        estimator = ldlt.LipschitzRegressor((8,), epochs=3, random_state=0).fit(x, np.stack([y, y / 100], 1))
+    deployed = ldlt.deploy(estimator, dtype=dtype)
+    rows = torch.tensor(x, dtype=dtype)
+    with torch.no_grad():
+        wanted = deployed(rows).numpy()
+    ldlt.export_onnx(deployed, tmp_path / "net.onnx")
+    ldlt.export_program(deployed, tmp_path / "net.pt2")
+    (found,) = ort.InferenceSession(tmp_path / "net.onnx").run(None, {"x": rows.numpy()})
+    again = torch.export.load(tmp_path / "net.pt2").module()(rows).detach().numpy()
+    size = np.maximum(1.0, np.abs(wanted).max(0))  # targets are in units of their own
+    for values in (found, again):
+        np.testing.assert_allclose(values / size, wanted / size, atol=tolerance(dtype), rtol=0)
 
 
 def test_model_cards_state_facts(wine):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -59,6 +61,7 @@ _DATA_EXAMPLES = """examples:
   ldlt data fetch                          download the UCI archive to the user's cache, verified
   ldlt data check data_py.zip              compare an archive with what is known about it
   ldlt data list data_py.zip               its data sets, too
+  ldlt data list --json                    for machines
 
 exit codes: 0 fine, 1 a check failed, 2 an error, 130 interrupted
 """
@@ -102,7 +105,8 @@ def _figure(arguments: argparse.Namespace) -> int:
     from ldlt.paper import figures  # noqa: PLC0415
 
     draw = {"factors": figures.factor_structure, "b": figures.b_structure}[arguments.which]
-    print(draw(Path(arguments.path), seed=arguments.seed))
+    path = draw(Path(arguments.path), seed=arguments.seed)
+    print(json.dumps({"figure": str(path)}) if arguments.json else path)
     return 0
 
 
@@ -110,16 +114,18 @@ def _data(arguments: argparse.Namespace) -> int:
     from ldlt.bench import data  # noqa: PLC0415
 
     if arguments.action == "fetch":
-        archive = data.fetch_sets(arguments.path)
-        print(f"{len(archive.names())} data sets in {arguments.path or data.default_path()}")
+        archive, path = data.fetch_sets(arguments.path), str(arguments.path or data.default_path())
+        count = len(archive.names())
+        print(json.dumps({"sets": count, "archive": path}) if arguments.json else f"{count} data sets in {path}")
         return 0
     where = data.locate(arguments.path)
     archive_or_none = None if where is None else data.Archive(where)
     if arguments.action == "list":
-        print(data.format_table(data.list_sets(archive_or_none)))
+        rows = data.list_sets(archive_or_none)
+        print(json.dumps([asdict(row) for row in rows]) if arguments.json else data.format_table(rows))
         return 0
     report = data.check_sets(archive_or_none)
-    print(report)
+    print(json.dumps({**asdict(report), "ok": report.ok}) if arguments.json else report)
     return 0 if report.ok else 1
 
 
@@ -163,11 +169,13 @@ def _parser() -> argparse.ArgumentParser:
     figure.add_argument("which", choices=["factors", "b"])
     figure.add_argument("path", help="file to write, .png or .svg")
     figure.add_argument("--seed", type=int, default=0)
+    figure.add_argument("--json", action="store_true", help="print the file's path for machines")
     figure.set_defaults(run=_figure)
 
     data = _command(commands, "data", "list, check or fetch the benchmark's data sets", _DATA_EXAMPLES)
     data.add_argument("action", choices=["list", "check", "fetch"])
     data.add_argument("path", nargs="?", help="archive (zip or folder); default: LDLT_UCI or the user's cache")
+    data.add_argument("--json", action="store_true", help="print what was found for machines")
     data.set_defaults(run=_data)
 
     add_train(commands)
@@ -182,19 +190,42 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_PIPE_CLOSED = 128 + 13
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0 on success, 1 if a check failed, 2 on an error, 130 when interrupted."""
+    """Run a command; returns 0 on success, 1 if a check failed, 2 on an error, 130 when interrupted.
+
+    If whoever reads standard output has had enough (``ldlt predict … | head``), it ends quietly with 141, as a program
+    does that is stopped by the signal for this.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_args(given)
     arguments.command_line = shlex.join(["ldlt", *given])
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _silence()
+        return _PIPE_CLOSED
     except LdltError as error:
         print(f"ldlt: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        # Files are a command's own matter; what is left is its output.
+        _silence()
+        print(f"ldlt: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nldlt: interrupted", file=sys.stderr)
         return 130
+
+
+def _silence() -> None:
+    """Let the interpreter's last flush of standard output go nowhere."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a stream that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

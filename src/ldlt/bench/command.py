@@ -94,6 +94,7 @@ def add_report(commands: Any) -> None:
     parser: ArgumentParser = commands.add_parser("report", help="make the page of a benchmark's results")
     parser.add_argument("folder", nargs="?", default=OUT, metavar="DIR", help=f"folder of results; default: {OUT}")
     parser.add_argument("--out", metavar="FILE", help="page to write; default: report.html in the folder")
+    parser.add_argument("--json", action="store_true", help="print the page's path for machines")
     parser.set_defaults(run=run_report)
 
 
@@ -157,9 +158,10 @@ def run_report(arguments: Namespace) -> int:
     frame, settings = load_study(arguments.folder)
     path = Path(arguments.out) if arguments.out else Path(arguments.folder) / "report.html"
     try:
-        print(write_report(frame, path, settings=settings or None))
+        page = write_report(frame, path, settings=settings or None)
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror or error}") from error
+    print(json.dumps({"report": str(page)}) if arguments.json else page)
     return 0
 
 

@@ -29,10 +29,14 @@ from ldlt.network import Lipschitz
 from ldlt.nn import FeedForward, Residual, Standardise
 from ldlt.rounding import forward_error
 
-__all__ = ["ACTIVATIONS", "ARCHITECTURES", "LipschitzEstimator"]
+__all__ = ["ACTIVATIONS", "ARCHITECTURES", "WIDE", "LipschitzEstimator"]
 
 ARCHITECTURES: dict[str, Callable[..., Lipschitz]] = {"residual": Residual, "feedforward": FeedForward}
-"""Networks by name."""
+"""Networks by name; ``"auto"`` is the first one up to :data:`WIDE` features, then the second."""
+
+WIDE = 256
+"""With more features than this, ``"auto"`` has no map from the input straight to the output: beside the hidden layers
+that map costs a factorisation of one row per feature in every step, which grows with their cube."""
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -131,7 +135,7 @@ class LipschitzEstimator(BaseEstimator):
     # -- options -----------------------------------------------------------------------------------------------------
 
     def _check_options(self) -> None:
-        _choice("architecture", self.architecture, tuple(ARCHITECTURES))
+        _choice("architecture", self.architecture, ("auto", *ARCHITECTURES))
         _choice("activation", self.activation, tuple(ACTIVATIONS))
         _choice("loss", self.loss, self._losses)
         _choice("standardise", self.standardise, ("features", "scale", False))
@@ -250,7 +254,7 @@ class LipschitzEstimator(BaseEstimator):
         self._one_scale = self.standardise == "scale"
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone, which is what is restored
-            self.network_ = ARCHITECTURES[self.architecture](
+            self.network_ = self._architecture(d)(
                 d,
                 self._widths(),
                 outputs,
@@ -262,6 +266,13 @@ class LipschitzEstimator(BaseEstimator):
         self._optimiser = None
         self.loss_curve_, self.validation_curve_ = [], []
         self.n_iter_ = 0
+
+    def _architecture(self, features: int) -> Callable[..., Lipschitz]:
+        """The network to build."""
+        name = self.architecture
+        if name == "auto":
+            name = "residual" if features <= WIDE else "feedforward"
+        return ARCHITECTURES[name]
 
     def _batches(self, rows: Rows, steps: int) -> Batches:
         weight = self._weights(rows)

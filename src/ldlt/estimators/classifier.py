@@ -34,7 +34,8 @@ class LipschitzClassifier(ClassifierMixin, LipschitzEstimator):
 
     Args:
         hidden: Widths of the hidden layers.
-        architecture: ``"residual"`` (LDLT-R) or ``"feedforward"`` (LDLT-L).
+        architecture: ``"residual"`` (LDLT-R), ``"feedforward"`` (LDLT-L), or ``"auto"``: the first one, but the second
+            one for more than 256 features, where it trains much faster.
         activation: A key of :data:`ldlt.estimators.base.ACTIVATIONS`.
         bound: ℓ of the map from standardised features to logits.
         loss: ``"margin"``: ``t·CE((y − o·onehot)/t)`` with ``t = temperature·ℓ``, ``o = √2·ℓ·margin``.
@@ -84,7 +85,7 @@ class LipschitzClassifier(ClassifierMixin, LipschitzEstimator):
         self,
         hidden: Sequence[int] = (64, 64),
         *,
-        architecture: str = "residual",
+        architecture: str = "auto",
         activation: str = "relu",
         bound: float = 1.0,
         loss: str = "margin",

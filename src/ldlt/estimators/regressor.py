@@ -47,7 +47,8 @@ class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
 
     Args:
         hidden: Widths of the hidden layers.
-        architecture: ``"residual"`` (LDLT-R) or ``"feedforward"`` (LDLT-L).
+        architecture: ``"residual"`` (LDLT-R), ``"feedforward"`` (LDLT-L), or ``"auto"``: the first one, but the second
+            one for more than 256 features, where it trains much faster.
         activation: A key of :data:`ldlt.estimators.base.ACTIVATIONS`.
         bound: ℓ of the map from standardised features to standardised targets. The smaller, the narrower the intervals;
             too small a bound cannot follow the data.
@@ -88,7 +89,7 @@ class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
         self,
         hidden: Sequence[int] = (64, 64),
         *,
-        architecture: str = "residual",
+        architecture: str = "auto",
         activation: str = "relu",
         bound: float = 1.0,
         loss: str = "squared",

@@ -149,12 +149,12 @@ def _results(deployed: Deployed, X: Any, y: Any, radii: Sequence[float] | None) 
 
 def _units(deployed: Deployed) -> str:
     if deployed.meaning.task is None:
-        return "Bounds and radii are Euclidean distances in the units of the inputs, and per unit of the outputs."
-    more = ", divided into units of the target" if deployed.meaning.task == REGRESSION else ""
+        return "Distances are Euclidean, in the units of inputs; the bound is in units of outputs per distance."
+    outputs = "the target" if deployed.meaning.task == REGRESSION else "the logits"
     return (
-        "Inputs are rows of the table as they are: standardisation is a part of the network. Bounds and radii are "
-        f"Euclidean distances in the units of that table{more}. A ball treats all columns alike, so the column with "
-        "the smallest spread decides how much a radius is worth."
+        "Inputs are rows of the table as they are: standardisation is a part of the network. Distances are Euclidean, "
+        f"in the units of that table; the bound is in units of {outputs} per distance. A ball treats all columns "
+        "alike, so the column with the smallest spread decides how much a radius is worth."
     )
 
 
@@ -163,15 +163,15 @@ def _limits(deployed: Deployed) -> list[str]:
     if not certificate.is_certified:
         found.append("Nothing is certified: radii are zero and intervals infinite.")
     else:
-        found.append(
-            "The bound is about the network in real arithmetic; rounding errors of outputs are taken off radii."
-        )
-        found.append("A certified prediction is one that does not change nearby; it need not be right.")
+        charged = "added to intervals" if deployed.meaning.task == REGRESSION else "taken off radii"
+        found.append(f"The bound is about the network in real arithmetic; rounding errors of outputs are {charged}.")
+        if deployed.meaning.task != REGRESSION:
+            found.append("A certified prediction is one that does not change nearby; it need not be right.")
     if certificate.region is not None:
         found.append("The bound holds between points of its region only.")
     if deployed.meaning.task == REGRESSION:
         found.append("Intervals are about errors of the input, not about noise of the target.")
-    found.append("Nothing is known about inputs from another source than the training rows.")
+    found.append("Whether predictions are right for data from another source than the training rows is not known.")
     return found
 
 

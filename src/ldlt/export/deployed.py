@@ -142,9 +142,9 @@ class Deployed(nn.Module):
         meaning: Of its inputs and outputs.
 
     Attributes:
-        network: Likewise.
-        certificate: Likewise. ``ldlt.verify(deployed)`` proves it again.
-        meaning: Likewise.
+        network: The plain network.
+        certificate: What is certified about it; ``ldlt.verify(deployed)`` proves it again.
+        meaning: What its inputs and outputs are: names of columns, classes, units.
 
     Shape:
         Input (batch, \*input_shape), output (batch, k).

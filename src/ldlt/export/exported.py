@@ -70,31 +70,46 @@ def export_onnx(
     deployed = deploy(model, certificate, input_shape=input_shape, dtype=dtype)
     # Runtimes of ONNX have no convolutions in float64.
     program, x = _plain(deployed, matrices=deployed.dtype == torch.float64)
-    batch = torch.export.Dim("batch")
+    try:
+        proto = _converted(program, x, optimize=True)
+        found = _read_back(proto.SerializeToString(), deployed)
+    except _DiffersError:
+        # The optimiser takes factors that are nearly one for one, and summands that are nearly zero for zero.
+        proto = _converted(program, x, optimize=False)
+        found = _read_back(proto.SerializeToString(), deployed)
+    for name, text in ((CERTIFICATE, found.to_json()), (MEANING, json.dumps(deployed.meaning.to_data()))):
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = name, text
+    write_file(place, proto.SerializeToString())
+    return found
+
+
+def _converted(program: nn.Module, x: Tensor, *, optimize: bool) -> Any:
+    """The network as a model of ONNX, without what the exporter tells about this machine."""
     with _quiet():
         try:
             exported = torch.onnx.export(
                 program,
                 (x,),
                 dynamo=True,
-                dynamic_shapes=({0: batch},),
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
                 input_names=[INPUT],
                 output_names=[OUTPUT],
                 opset_version=_OPSET,
                 external_data=False,
                 verbose=False,
+                optimize=optimize,
             )
         except Exception as error:  # whatever class the exporter raises
             raise GraphError(f"the network cannot be exported to ONNX: {_first_line(error)}") from error
     assert exported is not None
     proto = exported.model_proto
     _forget(proto)
-    found = _read_back(proto.SerializeToString(), deployed)
-    for name, text in ((CERTIFICATE, found.to_json()), (MEANING, json.dumps(deployed.meaning.to_data()))):
-        entry = proto.metadata_props.add()
-        entry.key, entry.value = name, text
-    write_file(place, proto.SerializeToString())
-    return found
+    return proto
+
+
+class _DiffersError(GraphError):
+    """A file that computes something else than its network."""
 
 
 def export_program(
@@ -178,7 +193,7 @@ def _read_back(data: bytes, deployed: Deployed) -> Certificate:
         found, wanted = network(x), deployed.network(x).flatten(1)
     tolerance = 1e-9 if deployed.dtype == torch.float64 else 1e-4
     if not torch.allclose(found, wanted, rtol=tolerance, atol=tolerance * float(1 + wanted.abs().max())):
-        raise GraphError("the exported file does not compute what the network computes; please report this")
+        raise _DiffersError("the exported file does not compute what the network computes; please report this")
     if not stated.is_certified:
         return nothing_about(network, stated)
     return carry_over(network, deployed.network, stated)

@@ -181,7 +181,7 @@ def readable(path: str | os.PathLike[str], what: str = "model") -> Path:
     except (OSError, ValueError) as error:
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"{what} {show(str(path))} cannot be read: {_why(error)}") from error
+        raise OptionError(f"{what} {show(str(path))} cannot be read: {why(error)}") from error
     return place
 
 
@@ -198,11 +198,11 @@ def writable(path: str | os.PathLike[str], *suffixes: str) -> Path:
     except (OSError, ValueError) as error:
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"cannot write {show(str(path))}: {_why(error)}") from error
+        raise OptionError(f"cannot write {show(str(path))}: {why(error)}") from error
     return place
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
     """The reason without the name of the file, which can be long."""
     return getattr(error, "strerror", None) or str(error)
 
@@ -212,7 +212,7 @@ def write_file(path: Path, content: bytes) -> None:
     try:
         write_whole(path, content)
     except OSError as error:
-        raise OptionError(f"cannot write '{path}': {error}") from error
+        raise OptionError(f"cannot write '{path}': {why(error)}") from error
 
 
 def _tools() -> Any:

@@ -198,8 +198,10 @@ def run_train(arguments: Namespace) -> int:
     held = table.features.iloc[test], table.target[test]
     with _told("training"):
         estimator, notes = _fit(arguments, table, train)
-        deployed = _saved(estimator, table, path)
-        figures = _test(estimator, deployed, table.task, *held) if len(test) else None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "nothing is certified")  # the status says it, with the reason
+            deployed = _saved(estimator, table, path)
+            figures = _test(estimator, deployed, table.task, *held) if len(test) else None
     certificate = deployed.certificate
     card = path.with_suffix(".card.md")
     facts: dict[str, Any] = {
@@ -335,13 +337,10 @@ def _saved(estimator: Any, table: Table, path: Path) -> Deployed:
 
 def _write_card(deployed: Deployed, path: Path, name: str, held: tuple[Any, Any] | None) -> None:
     from ldlt.export import model_card  # noqa: PLC0415
-    from ldlt.files import write_whole  # noqa: PLC0415
+    from ldlt.export.storage import write_file  # noqa: PLC0415
 
     text = model_card(deployed, name=name) if held is None else model_card(deployed, *held, name=name)
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise OptionError(f"cannot write '{path}': {error}") from error
+    write_file(path, text.encode())
 
 
 def _test(estimator: Any, deployed: Deployed, task: str, features: Any, target: Any) -> dict[str, Any]:
@@ -382,6 +381,7 @@ def run_predict(arguments: Namespace) -> int:
     """
     from ldlt.certificates import verify  # noqa: PLC0415
     from ldlt.export import load  # noqa: PLC0415
+    from ldlt.export.storage import why  # noqa: PLC0415
 
     if len(arguments.separator) != 1:
         raise OptionError(f"--separator must be one character, not {arguments.separator!r}")
@@ -406,9 +406,9 @@ def run_predict(arguments: Namespace) -> int:
         print(text, end="")
         return 0
     try:
-        Path(arguments.out).write_text(text, encoding="utf-8")
+        Path(arguments.out).write_text(text, encoding="utf-8")  # a file, or a device such as /dev/stdout
     except OSError as error:
-        raise OptionError(f"cannot write '{arguments.out}': {error}") from error
+        raise OptionError(f"cannot write '{arguments.out}': {why(error)}") from error
     return 0
 
 

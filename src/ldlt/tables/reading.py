@@ -77,6 +77,8 @@ def read_csv(path: str, separator: str = ",") -> pd.DataFrame:
         table = None
     except OptionError:
         raise
+    except UnicodeDecodeError as error:
+        raise OptionError(f"data '{path}' is not text in UTF-8: save it with that encoding") from error
     except Exception as error:  # whatever class the parser or a decompressor raises
         raise OptionError(f"data '{path}' cannot be read as CSV: {' '.join(str(error).split())}") from error
     if table is None or not len(table):
@@ -150,6 +152,11 @@ def read_table(
             raise OptionError(f"the target '{name}' has text, which is no number to regress: use --task classification")
         values = values.astype(np.float64)
         _check_finite(values, name)
+        if len(values) > 1 and (values == values[0]).all():
+            raise OptionError(
+                f"the target '{name}' has only one value, {values[0]:g}: there is nothing to learn; choose another one "
+                "with --target"
+            )
     else:
         kinds = np.unique(values)
         if len(kinds) < 2:
@@ -182,6 +189,10 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
         if column.dtype.kind not in "fiub":
             texts = ((i, v) for i, v in enumerate(column, 1) if not _is_number(str(v)) or isinstance(v, bool))
             row, value = next(texts, (1, column.iloc[0]))  # or whole numbers that are too long for pandas
+            if "," in str(value) and _is_number(str(value).replace(",", ".", 1)):
+                raise OptionError(
+                    f"column '{name}' has text ({str(value)[:40]!r} in row {row}): write decimals with a point"
+                )
             raise OptionError(
                 f"column '{name}' has text ({str(value)[:40]!r} in row {row}): encode it as numbers first, for example "
                 f"with pandas.get_dummies(table, columns=['{name}']), or leave it out with --drop '{name}'"
@@ -221,8 +232,8 @@ def _check_present(column: pd.Series, name: str) -> None:
     if missing.any():
         count = int(missing.sum())
         raise OptionError(
-            f"column '{name}' has {count} missing value{'s' * (count > 1)}, first in row {int(missing.argmax()) + 1}: "
-            "fill in or remove those rows"
+            f"column '{name}' has {count} missing value{'s' * (count > 1)}, first in row {int(missing.argmax()) + 1} "
+            "(nothing, or a word such as NA, None or null): fill in or remove those rows"
         )
 
 
