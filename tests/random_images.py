@@ -37,7 +37,7 @@ class RandomImages(nn.Module):
         size = tuple(rng.randint(4, 9) for _ in range(dims))
         area = math.prod(size)
         self.shape = (rng.randint(1, 6 if area <= 20 else 3), *size)
-        nodes = min(nodes, max(2, 120 // area))  # the dense matrix stays small
+        nodes = min(nodes, max(3, 150 // area))  # the dense matrix stays small
         self.layers = nn.ModuleDict()
         self.program: list[tuple] = []
         shapes = {0: self.shape}
@@ -48,14 +48,13 @@ class RandomImages(nn.Module):
             alike = [q for q in shapes if shapes[q][1:] == shapes[p][1:]]
             even = all(n % 2 == 0 for n in s)
             kinds = ["act", "act", "act", "conv", "scale", "postact", "skipact", "cat", "sum", "slice", "roll"]
-            small = c * 2**dims <= 8
-            kinds += ["shuffle"] * 4 if c % 4 == 0 and dims == 2 and max(s) <= 6 else []
-            kinds += ["unshuffle"] * 2 if even and dims == 2 and small else []
-            kinds += ["average", "max", "stride", "patch"] if even else []
-            kinds += ["nearest", "transposed"] if max(s) <= 4 else []
-            kind = rng.choice(kinds)
+            kinds += ["average", "max", "stride", "patch"] * 2 if even else []
+            kinds += ["nearest", "transposed"] * 2 if max(s) <= 4 else []
+            shuffles = ["shuffle"] if c % 4 == 0 and max(s) <= 6 else []
+            shuffles += ["unshuffle"] if even and c * 4 <= 12 else []
+            kind = rng.choice(shuffles if dims == 2 and shuffles and rng.random() < 0.4 else kinds)
             out, chosen, extra = (c, *s), [p], rng.choice([-2.0, 0.5, 3.0])
-            width = rng.randint(1, 6 if area <= 30 else 3)
+            width = rng.choice([1, 2, 3, 4, 4, 5, 6] if area <= 30 else [1, 2, 3, 4])
             if kind in ("act", "conv"):
                 chosen = list(dict.fromkeys([p, rng.choice(alike)]))
                 for q in chosen:

@@ -207,6 +207,7 @@ class Pyramid(nn.Module):
         h = h + self.outer(self.maxmin(self.inner(h)))
         return self.head(torch.cat([nn.functional.avg_pool2d(h, 2).flatten(1), x.flatten(1)], 1))
 
+
 HOSTILE = {
     "chain": lambda: nn.Sequential(conv(1, 4, 2), nn.ReLU(), conv(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)),
     "strided": lambda: nn.Sequential(
@@ -286,6 +287,54 @@ def test_max_pooling_over_windows_is_sorting_and_keeping_the_first():
     groups = ldlt.activations.mixed(ldlt.activations.WindowSort((2, 3)), (3, 4, 6))
     assert groups.shape == (72,)
     assert groups.unique(return_counts=True)[1].tolist() == [6] * 12
+
+
+class Functions(nn.Module):
+    """The operations on images as functions rather than layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = conv(1, 4, 2), conv(4, 4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        F = nn.functional
+        h = F.avg_pool2d(F.pixel_unshuffle(F.pixel_shuffle(torch.relu(self.a(x)), 2), 2), 2)
+        h = F.interpolate(F.max_pool2d(torch.relu(self.b(h)), kernel_size=2), scale_factor=2)
+        return self.head(F.adaptive_avg_pool2d(F.avg_pool2d(h, h.shape[-1]), 1).flatten(1))
+
+
+class Layers(nn.Module):
+    """The same with layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = conv(1, 4, 2), conv(4, 4, 2), nn.Linear(4, 2)
+        self.down = nn.Sequential(nn.PixelShuffle(2), nn.PixelUnshuffle(2), nn.AvgPool2d(2))
+        self.up = nn.Sequential(nn.MaxPool2d(2), nn.Upsample(scale_factor=2))
+        self.end = nn.Sequential(nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1))
+
+    def forward(self, x):
+        h = self.up(torch.relu(self.b(self.down(torch.relu(self.a(x))))))
+        return self.head(self.end(h).flatten(1))
+
+
+def test_functions_on_images_are_what_the_layers_are():
+    nets = [ldlt.Lipschitz(kind(), input_shape=(1, 4, 4), head="orthogonal") for kind in (Functions, Layers)]
+    randomise(nets[0], 0, 0.5)
+    nets[1].module.load_state_dict(nets[0].module.state_dict())
+    for own, other in zip(nets[1].parameters(), nets[0].parameters(), strict=True):
+        own.data.copy_(other.data)
+    x = torch.randn(3, 1, 4, 4)
+    torch.testing.assert_close(nets[0](x), nets[1](x))
+    torch.testing.assert_close(ldlt.lmi.assemble(nets[0]).matrix, ldlt.lmi.assemble(nets[1]).matrix)
+    assert abs(ldlt.lmi.residual(nets[0])) < 1e-9
+
+    class Overlapping(Functions):
+        def forward(self, x):
+            return self.head(nn.functional.max_pool2d(self.a(x), 2, stride=1).flatten(1))
+
+    with pytest.raises(ldlt.UnsupportedOpError, match="do not overlap"):
+        ldlt.Lipschitz(Overlapping(), input_shape=(1, 2, 2))
 
 
 REFUSED = {
