@@ -360,6 +360,14 @@ def test_what_breaks_the_structure_is_refused_with_an_alternative(name):
         ldlt.Lipschitz(nn.Sequential(layer, nn.Flatten(), nn.Linear(features, 1)), input_shape=(1, 6, 6))
 
 
+def test_errors_of_layers_are_passed_on_as_they_are():
+    odd = nn.Sequential(conv(1, 3, 2), ldlt.activations.MaxMin(), nn.Flatten(), nn.Linear(48, 2))
+    with pytest.raises(ldlt.ShapeError, match=r"divisible by 2; got shape \(2, 3, 4, 4\)$"):
+        ldlt.Lipschitz(odd, input_shape=(1, 4, 4))
+    with pytest.raises(ldlt.ShapeError, match=r"does not accept an input of shape \(batch, 4, 4\)[^\n]*$"):
+        ldlt.Lipschitz(nn.Sequential(conv(1, 4, 2), nn.Flatten(), nn.Linear(64, 2)), input_shape=(4, 4))
+
+
 def test_dilation_groups_and_even_kernels_with_same_padding_are_fine():
     layers = [
         conv(2, 4, 2, 3, dilation=2),

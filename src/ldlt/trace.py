@@ -274,6 +274,7 @@ def symbolic_trace(module: nn.Module) -> fx.GraphModule:
 
 def _record(traced: fx.GraphModule, batch: int, shape: tuple[int, ...], like: Tensor) -> dict[fx.Node, Any]:
     recorder = _Recorder(traced)
+    recorder.extra_traceback = False  # messages stay as they are
     x = torch.rand(batch, *shape, dtype=like.dtype, device=like.device)
     try:
         with torch.no_grad():
