@@ -130,12 +130,12 @@ def of_layers(conv: Callable[[int, int], nn.Module]) -> Callable[[int], nn.Modul
     return lambda width: Peer(skeleton(width, conv, MaxMin), 2 * width * 49)
 
 
-def ldlt_network(width: int, activation: Callable[[], nn.Module]) -> nn.Module:
+def ldlt_network(width: int, activation: Callable[[], nn.Module], contraction: str = CONTRACTION) -> nn.Module:
     def conv(i: int, o: int) -> nn.Module:
         return nn.Conv2d(i, o, 3, padding=1, padding_mode="circular")
 
     module = skeleton(width, conv, activation).append(nn.Linear(2 * width * 49, CLASSES))
-    return ldlt.Lipschitz(module, input_shape=SHAPE, head="rows", contraction=CONTRACTION)
+    return ldlt.Lipschitz(module, input_shape=SHAPE, head="rows", contraction=contraction)
 
 
 def methods() -> dict[str, Callable[[int], nn.Module]]:
@@ -143,6 +143,7 @@ def methods() -> dict[str, Callable[[int], nn.Module]]:
     found: dict[str, Callable[[int], nn.Module]] = {
         "ldlt": lambda width: ldlt_network(width, MaxMin),
         "ldlt-relu": lambda width: ldlt_network(width, nn.ReLU),
+        "ldlt-cholesky": lambda width: ldlt_network(width, MaxMin, "cholesky"),
     }
     if importlib.util.find_spec("orthogonium") is None:
         print("orthogonium is not installed: no aol, sll, cayley, aoc (pip install 'ldlt[peers]')")
@@ -302,7 +303,9 @@ def main() -> None:
     parser.add_argument("--data", help="folder of Fashion-MNIST")
     parser.add_argument("--minutes", type=float, default=3.5, help="processor time of each; the search adds 65 %%")
     parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--methods", default="ldlt,aol,cayley,sll", help="of ldlt, ldlt-relu, aol, cayley, sll, aoc")
+    parser.add_argument(
+        "--methods", default="ldlt,aol,cayley,sll", help="of ldlt, ldlt-relu, ldlt-cholesky, aol, cayley, sll, aoc"
+    )
     parser.add_argument("--attacked", type=int, default=64, help="number of test images that are attacked")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--search", action="store_true", help="only the search; prints what --chosen takes")
