@@ -130,7 +130,7 @@ class Training:
                 self._judge(epoch, loss, budget.elapsed)
         except KeyboardInterrupt:  # the epoch that was cut short is judged, too: it may be the first
             print("\nstopped; the best weights so far are kept", flush=True)
-            self._judge(epoch + 1, math.nan, budget.elapsed)
+            self._judge(epoch + 1, None, budget.elapsed)
         self.net.load_state_dict(self.weights)
 
     def _epoch(self, optimiser: torch.optim.Optimizer, epoch: int, budget: Budget) -> float:
@@ -154,7 +154,7 @@ class Training:
                 print(f"  step {step + 1} of {len(batches)}, loss {losses[-1]:.3f}, {used:.0%} done", flush=True)
         return sum(losses) / max(len(losses), 1)
 
-    def _judge(self, epoch: int, loss: float, seconds: float) -> None:
+    def _judge(self, epoch: int, loss: float | None, seconds: float) -> None:
         """Keep the weights if they are the best on the held-out rows, by the mean over the radii."""
         found = score(self.net, *self.held)
         value = sum(found.values()) / len(found)
@@ -162,7 +162,8 @@ class Training:
         if kept:
             self.best, self.weights = value, copy.deepcopy(self.net.state_dict())
         line = "  ".join(f"{name} {share:.3f}" for name, share in found.items())
-        print(f"epoch {epoch:3d}  {seconds:5.0f} s  loss {loss:.3f}  held out: {line}{'  *' * kept}", flush=True)
+        trained = "" if loss is None else f"loss {loss:.3f}  "
+        print(f"epoch {epoch:3d}  {seconds:5.0f} s  {trained}held out: {line}{'  *' * kept}", flush=True)
 
 
 def draw_curve(curve: ldlt.Curve, file: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 
 import torch
 from torch import nn
 
 import ldlt
+from ldlt.frozen import CircularConv
 from random_graphs import ACTIVATIONS
 
 IMAGE_ACTIVATIONS = [a for a in ACTIVATIONS if a is not ldlt.activations.MaxMin]
@@ -31,8 +34,10 @@ class RandomImages(nn.Module):
         super().__init__()
         rng = random.Random(seed)
         self.dims = dims = rng.choice([1, 2, 2])
-        size = tuple(rng.choice([4, 5, 6, 8, 9]) if dims == 1 else rng.choice([3, 4, 5, 6]) for _ in range(dims))
-        self.shape = (rng.randint(1, 3), *size)
+        size = tuple(rng.randint(4, 9) for _ in range(dims))
+        area = math.prod(size)
+        self.shape = (rng.randint(1, 6 if area <= 20 else 3), *size)
+        nodes = min(nodes, max(3, 150 // area))  # the dense matrix stays small
         self.layers = nn.ModuleDict()
         self.program: list[tuple] = []
         shapes = {0: self.shape}
@@ -43,16 +48,13 @@ class RandomImages(nn.Module):
             alike = [q for q in shapes if shapes[q][1:] == shapes[p][1:]]
             even = all(n % 2 == 0 for n in s)
             kinds = ["act", "act", "act", "conv", "scale", "postact", "skipact", "cat", "sum", "slice", "roll"]
-            small = c * 2**dims <= 8
-            kinds += ["shuffle"] if c % 2**dims == 0 and max(s) <= 4 else []
-            kinds += ["unshuffle"] * 2 if even and dims == 2 and small else []
-            kinds += ["average", "max", "stride", "patch"] if even else []
-            kinds += ["nearest", "transposed"] if max(s) <= 4 else []
-            kind = rng.choice(kinds)
-            if kind == "shuffle" and dims == 1:
-                kind = "act"
+            kinds += ["average", "max", "stride", "patch"] * 2 if even else []
+            kinds += ["nearest", "transposed"] * 2 if max(s) <= 4 else []
+            shuffles = ["shuffle"] if c % 4 == 0 and max(s) <= 6 else []
+            shuffles += ["unshuffle"] if even and c * 4 <= 12 else []
+            kind = rng.choice(shuffles if dims == 2 and shuffles and rng.random() < 0.4 else kinds)
             out, chosen, extra = (c, *s), [p], rng.choice([-2.0, 0.5, 3.0])
-            width = rng.choice([1, 2, 3, 4])
+            width = rng.choice([1, 2, 3, 4, 4, 5, 6] if area <= 30 else [1, 2, 3, 4])
             if kind in ("act", "conv"):
                 chosen = list(dict.fromkeys([p, rng.choice(alike)]))
                 for q in chosen:
@@ -113,9 +115,9 @@ class RandomImages(nn.Module):
             "scale": (nn.Identity(), (c, *s)),
         }[kind]
 
-    @staticmethod
-    def _activation(rng, width):
-        if width % 2 == 0 and rng.random() < 0.2:
+    def _activation(self, rng, width):
+        convolves = any(hasattr(layer, "groups") for layer in self.layers.values())  # what makes features an image
+        if width % 2 == 0 and convolves and rng.random() < 0.2:
             return ldlt.activations.MaxMin()
         return rng.choice(IMAGE_ACTIVATIONS)()
 
@@ -151,3 +153,36 @@ class RandomImages(nn.Module):
             return self.layers["out"](last.flatten(2).mean(2) if self.dims == 1 else last.mean((2, 3)))
         y = self.layers["out"](last.flatten(1))
         return y + self.layers["skip"](x.flatten(1)) if self.end == "both" else y
+
+
+class Unrolled(nn.Module):
+    """A layer on images, written as a dense layer on flattened ones; found from the images of unit vectors."""
+
+    def __init__(self, layer: nn.Module, inputs: torch.Size) -> None:
+        super().__init__()
+        count = inputs.numel()
+        with torch.no_grad():
+            bias = layer(torch.zeros(1, *inputs))
+            columns = layer(torch.eye(count).reshape(count, *inputs)) - bias
+            self.outputs = tuple(bias.shape[1:])
+            self.dense = nn.Linear(count, bias.numel())
+            self.dense.weight.copy_(columns.flatten(1).T)
+            self.dense.bias.copy_(bias.flatten())
+
+    def forward(self, x):
+        return self.dense(x.flatten(1)).unflatten(1, self.outputs)
+
+
+def dense_twin(module: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """A copy in which every convolution, frozen or not, is a dense layer between flattened images."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d, CircularConv)
+    twin, seen = copy.deepcopy(module), {}
+    layers = {name: layer for name, layer in twin.named_modules() if isinstance(layer, kinds)}
+    for name, layer in layers.items():
+        layer.register_forward_pre_hook(lambda _, args, name=name: seen.__setitem__(name, args[0].shape[1:]))
+    twin(torch.zeros(1, *shape))
+    for name, inputs in seen.items():
+        parent, _, own = name.rpartition(".")
+        layers[name]._forward_pre_hooks.clear()
+        setattr(twin.get_submodule(parent), own, Unrolled(layers[name], inputs))
+    return twin

@@ -786,6 +786,19 @@ def test_joint_modules_refuse_shapes_that_do_not_divide() -> None:
         Clamp()
 
 
+def test_the_jacobian_of_maxmin_is_a_permutation_with_ties_and_with_transforms():
+    x = torch.tensor([[1.0, 2.0, 4.0, 3.0, 5.0, 5.0, -0.0, 0.0]], dtype=torch.float64)
+    (found,) = torch.func.jacrev(MaxMin())(x).reshape(1, 8, 8)
+    assert torch.equal(found @ found.T, torch.eye(8, dtype=torch.float64))  # a tie, too, is one order or the other
+    assert torch.equal(found @ x[0], MaxMin()(x)[0])
+    point = x.clone().requires_grad_()
+    rows = [torch.autograd.grad(MaxMin()(point)[0, k], point)[0][0] for k in range(8)]
+    assert torch.equal(torch.stack(rows), found)
+    distinct = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(MaxMin(), distinct)
+    assert torch.autograd.gradgradcheck(MaxMin(), distinct)
+
+
 @pytest.mark.parametrize("module", [GroupSort(2), MaxMin(), Abs(), Sin(), Cos(), Atan(), Clamp(min=0.0)])
 def test_modules_copy_and_pickle(module: nn.Module) -> None:
     x = torch.randn(3, 4, dtype=torch.float64)

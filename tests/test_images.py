@@ -11,14 +11,15 @@ from torch import nn
 from torch.autograd import gradcheck
 
 import ldlt
-from ldlt.circulant import CirculantWeight
+from ldlt.circulant import CirculantWeight, RememberUnpadded
 from ldlt.frozen import CircularConv, unrolls
-from ldlt.graph import evaluate
+from ldlt.graph import Convolution, evaluate
 from ldlt.grid import Fold, apply, cell_rows, local, operator_norm, row_norms, to_cells, transfer
 from random_graphs import randomise
-from random_images import RandomImages, conv
+from random_images import RandomImages, conv, dense_twin
 
 CONTRACTIONS = ["cholesky", "symmetric", "cayley"]
+JOINT = (ldlt.activations.MaxMin, nn.MaxPool1d, nn.MaxPool2d)
 pytestmark = pytest.mark.usefixtures("double")
 
 
@@ -84,7 +85,27 @@ def test_folding_changes_the_description_not_the_operator(fine, coarse, rows, co
     assert torch.equal(to_cells(x, fine).flatten(2)[:, where, place], x.flatten(1))
 
 
-@pytest.mark.parametrize("part", range(4))
+def same_certificate(net, shape):
+    """The network built with dense layers: same outputs, and the same inequality with the same multipliers.
+
+    Returns its residual.
+    """
+    twin = nn.Sequential(dense_twin(net.freeze(), shape), nn.Flatten())
+    x = torch.randn(2, *shape)
+    torch.testing.assert_close(twin(x), net(x).flatten(1), rtol=1e-9, atol=1e-9)
+    graph = ldlt.trace.trace(twin, shape)
+    assert not any(isinstance(node, Convolution) for node in graph.nodes)
+    scale = (net.bound / net.declared_bound) ** 2  # 1, unless the head bounds single rows
+    own = net.multipliers()
+    names = zip((a.name for a in graph.activations), (a.name for a in net.graph.activations), strict=True)
+    multipliers = {a: scale * own[b] for a, b in names}
+    found = ldlt.lmi.from_graph(graph, twin, dict(twin.named_parameters()), multipliers, net.bound)
+    expected = ldlt.lmi.assemble(net)
+    torch.testing.assert_close(found.matrix, expected.matrix, rtol=0, atol=1e-9 * expected.scale)
+    return found.residual
+
+
+@pytest.mark.parametrize("part", range(6))
 def test_random_graphs_satisfy_the_dense_inequality(part):
     """The matrix inequality of the unrolled network; tight with an orthogonal output map; freezing changes nothing."""
     seen = set()
@@ -93,50 +114,50 @@ def test_random_graphs_satisfy_the_dense_inequality(part):
         head = ["joint", "orthogonal", "rows"][seed // 3 % 3]
         net = ldlt.Lipschitz(module, bound=1.7, input_shape=module.shape, contraction=CONTRACTIONS[seed % 3], head=head)
         randomise(net, seed)
-        found = ldlt.lmi.assemble(net).residual
+        joint = any(isinstance(layer, JOINT) for layer in module.modules())  # sorting is for neighbours, if not images
+        found = ldlt.lmi.residual(net) if joint else same_certificate(net, module.shape)
+        x = torch.randn(2, *module.shape)
+        torch.testing.assert_close(net.freeze()(x), net(x).detach(), rtol=1e-9, atol=1e-9)
         assert found >= -1e-9, f"seed {seed}: {found}"
         if head != "joint":
             assert abs(found) <= 1e-9, f"seed {seed}: {found}"
-        x = torch.randn(2, *module.shape)
-        y = net(x).detach()
-        torch.testing.assert_close(net.freeze()(x), y, rtol=1e-9, atol=1e-9)
+        seen.add("joint" if joint else "twin")  # built with dense layers, too
         seen.update("free" if g.free else "given" for g in net.plan.groups.values())
         seen.update("grid" if s.cells else "dense" for s in net.plan.steps)
-    assert {"free", "given", "grid", "dense"} <= seen
+    assert {"free", "given", "grid", "dense", "twin"} <= seen
 
 
-def test_the_unrolled_network_has_the_same_certificate():
-    """Dense layers with the unrolled weights: same outputs, and the same inequality with the same multipliers."""
-    net = ldlt.Lipschitz(Block(), bound=1.3, input_shape=(2, 4, 5), head="orthogonal")
+def test_random_graphs_are_of_every_kind():
+    """What the test above runs over."""
+    modules = [RandomImages(seed) for seed in range(90)]
+    kinds = {step[0] for module in modules for step in module.program}
+    assert kinds >= {"act", "conv", "postact", "skipact", "cat", "sum", "slice", "roll", "scale"}
+    assert kinds >= {"shuffle", "unshuffle", "average", "max", "nearest", "stride", "patch", "transposed"}
+    assert any(isinstance(layer, ldlt.activations.MaxMin) for module in modules for layer in module.layers.values())
+    assert {module.end for module in modules} == {"flatten", "image", "mean", "both"}
+    assert {module.dims for module in modules} == {1, 2}
+    assert {n for module in modules for n in module.shape[1:]} == set(range(4, 10))
+    layers = [layer for module in modules for layer in module.layers.values() if hasattr(layer, "groups")]
+    assert {layer.out_channels for layer in layers} == set(range(1, 7))
+    assert {layer.groups for layer in layers} == {1, 2}
+    assert any(len(module.shape) == 3 and module.shape[1] != module.shape[2] for module in modules)
+
+
+def test_the_dense_engine_reaches_the_same_network():
+    """Dense layers with the unrolled weights are in the range of the rule, with the same multipliers."""
+    net = ldlt.Lipschitz(Block(), bound=1.3, input_shape=(2, 4, 5), head="joint")
     randomise(net, 1, 0.5)
-    matrices = unrolled(net)
-    biases = {n: p.detach() for n, p in net.module.named_parameters() if n.endswith("bias")}
-
-    class Dense(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name, matrix in matrices.items():
-                layer = nn.Linear(matrix.shape[1], matrix.shape[0])
-                path = name.split(".")[0]
-                bias = biases[f"{path}.bias"]
-                layer.weight.data.copy_(matrix)
-                layer.bias.data.copy_(bias.repeat_interleave(matrix.shape[0] // len(bias)))
-                setattr(self, path, layer)
-
-        def forward(self, x):
-            h = torch.relu(self.stem(x))
-            h = h + self.outer(torch.relu(self.inner(h)))
-            return self.head(torch.relu(self.mix(torch.cat([h, x], 1))))
-
-    dense = Dense()
+    assert same_certificate(net, (2, 4, 5)) > -1e-12
+    twin = dense_twin(net.freeze(), (2, 4, 5))
     x = torch.randn(5, 2, 4, 5)
-    torch.testing.assert_close(dense(x.flatten(1)), net(x), rtol=1e-10, atol=1e-10)
-    other = ldlt.Lipschitz(dense, bound=1.3, input_shape=40, head="orthogonal", init="keep")
-    multipliers = net.multipliers()
-    weights = {f"{n.split('.')[0]}.weight": m for n, m in matrices.items()}
-    q = ldlt.lmi.from_graph(other.graph, dense, weights, multipliers, 1.3)
-    torch.testing.assert_close(q.matrix, ldlt.lmi.assemble(net).matrix, rtol=1e-9, atol=1e-9)
-    assert abs(q.residual) < 1e-12
+    expected = net(x).detach()
+    weights = {n: p.detach().clone() for n, p in twin.named_parameters()}
+    dense = ldlt.Lipschitz(twin, bound=1.3, input_shape=(2, 4, 5), init="keep")
+    own = list(net.multipliers().values())
+    dense.load_explicit(weights, dict(zip((a.name for a in dense.graph.activations), own, strict=True)))
+    torch.testing.assert_close(dense(x), expected, rtol=1e-8, atol=1e-8)
+    for found, given in zip(dense.multipliers().values(), own, strict=True):
+        torch.testing.assert_close(found, given, rtol=1e-8, atol=1e-8)
 
 
 def test_explicit_weights_are_the_forward_pass():
@@ -173,26 +194,77 @@ def test_gradients(contraction):
     assert gradcheck(run, tuple(p.detach().clone().requires_grad_() for p in net.parameters()), atol=1e-6)
 
 
-def test_hostile_training_reaches_the_bound_and_stays_below_it():
+class Pyramid(nn.Module):
+    """``conv → unshuffle → h + conv(MaxMin(conv h)) → pool → flatten with a skip → dense``."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.inner, self.outer = conv(1, 2, 2), conv(8, 8, 2), conv(8, 8, 2)
+        self.maxmin, self.head = ldlt.activations.MaxMin(), nn.Linear(8 + 16, 3)
+
+    def forward(self, x):
+        h = nn.functional.pixel_unshuffle(torch.relu(self.stem(x)), 2)
+        h = h + self.outer(self.maxmin(self.inner(h)))
+        return self.head(torch.cat([nn.functional.avg_pool2d(h, 2).flatten(1), x.flatten(1)], 1))
+
+
+HOSTILE = {
+    "chain": lambda: nn.Sequential(conv(1, 4, 2), nn.ReLU(), conv(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)),
+    "strided": lambda: nn.Sequential(
+        conv(1, 4, 2, stride=2), ldlt.activations.MaxMin(), conv(4, 6, 2), nn.Tanh(), nn.Flatten(), nn.Linear(24, 2)
+    ),
+    "skips": Pyramid,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_training_reaches_the_bound_and_stays_below_it(kind):
+    """Weights and pairs of inputs are trained to be as steep as they can, with large steps, in float32."""
     torch.manual_seed(1)
-    net = ldlt.Lipschitz(
-        nn.Sequential(conv(1, 4, 2), nn.ReLU(), conv(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).float(),
-        bound=1.0, input_shape=(1, 4, 4),
-    )  # fmt: skip
-    optimiser = torch.optim.Adam(net.parameters(), 0.03)
+    net = ldlt.Lipschitz(HOSTILE[kind]().float(), bound=1.5, input_shape=(1, 4, 4))
     x = torch.randn(8, 1, 4, 4, dtype=torch.float32)
-    d = torch.randn(8, 1, 4, 4, dtype=torch.float32)
-    for _ in range(80):
-        y = net(torch.cat([x, x + 0.1 * d / d.flatten(1).norm(dim=1)[:, None, None, None]]))
-        loss = -(y[8:] - y[:8]).norm(dim=1).mean()
+    d = torch.randn(8, 1, 4, 4, dtype=torch.float32).requires_grad_()
+    optimiser = torch.optim.Adam([*net.parameters(), d], 0.05)
+    for _ in range(200):
+        step = 0.1 * d / d.flatten(1).norm(dim=1)[:, None, None, None]
+        y = net(torch.cat([x, x + step]))
         optimiser.zero_grad()
-        loss.backward()
+        (-(y[8:] - y[:8]).norm(dim=1).mean()).backward()
         optimiser.step()
     frozen = net.freeze().double()
-    jacobians = torch.func.vmap(torch.func.jacrev(lambda z: frozen(z[None])[0]))(x.double())
-    steepest = float(torch.linalg.matrix_norm(jacobians.detach().flatten(2), 2).max())
-    assert 0.9 < steepest <= 1 + 1e-5
+    assert 0.9 * 1.5 < float(ldlt.attack.jacobian_norms(frozen, x.double()).max()) <= 1.5 * (1 + 1e-6)
+    found = ldlt.attack.lipschitz_lower_bound(frozen, (1, 4, 4), starts=12, steps=60, x=x.double())
+    assert 0.9 * 1.5 < found.pair <= 1.5 * (1 + 1e-6)
+    assert found.jacobian <= 1.5 * (1 + 1e-6)
     assert ldlt.lmi.residual(net) > -1e-9
+
+
+def test_gradients_do_not_go_through_the_padding():
+    """The map reads the image itself, unless that or the padded one has been changed; the gradients are the same."""
+    layer = nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")
+    net = ldlt.Lipschitz(nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(60, 2)), input_shape=(2, 4, 5))
+    x = torch.randn(2, 2, 4, 5, requires_grad=True)
+    weight = net.explicit()["0.weight"]
+    with RememberUnpadded():
+        padded = nn.functional.pad(x, (1, 1, 1, 1), mode="circular")
+    grads, outputs = [], []
+    for image in (padded, padded.clone(), x):  # remembered, cropped, never padded
+        outputs.append(weight.apply_to(image, None))
+        grads.append(torch.autograd.grad(outputs[-1].square().sum(), x, retain_graph=True)[0])
+    for y, g in zip(outputs, grads, strict=True):
+        torch.testing.assert_close(y, outputs[-1])
+        torch.testing.assert_close(g, grads[-1])
+
+    def behind(node):
+        return set().union({type(node).__name__}, *(behind(n) for n, _ in node.next_functions if n is not None))
+
+    assert not any("Slice" in name for name in behind(outputs[0].grad_fn))
+    assert any("Slice" in name for name in behind(outputs[1].grad_fn))
+    with torch.no_grad():
+        padded.mul_(2)
+    torch.testing.assert_close(weight.apply_to(padded, None), 2 * outputs[-1])
+    net(x).sum().backward()
+    assert not any("Slice" in name for name in behind(net(x).grad_fn))
 
 
 def test_freeze_in_float32():
@@ -217,6 +289,54 @@ def test_max_pooling_over_windows_is_sorting_and_keeping_the_first():
     assert groups.unique(return_counts=True)[1].tolist() == [6] * 12
 
 
+class Functions(nn.Module):
+    """The operations on images as functions rather than layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = conv(1, 4, 2), conv(4, 4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        F = nn.functional
+        h = F.avg_pool2d(F.pixel_unshuffle(F.pixel_shuffle(torch.relu(self.a(x)), 2), 2), 2)
+        h = F.interpolate(F.max_pool2d(torch.relu(self.b(h)), kernel_size=2), scale_factor=2)
+        return self.head(F.adaptive_avg_pool2d(F.avg_pool2d(h, h.shape[-1]), 1).flatten(1))
+
+
+class Layers(nn.Module):
+    """The same with layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = conv(1, 4, 2), conv(4, 4, 2), nn.Linear(4, 2)
+        self.down = nn.Sequential(nn.PixelShuffle(2), nn.PixelUnshuffle(2), nn.AvgPool2d(2))
+        self.up = nn.Sequential(nn.MaxPool2d(2), nn.Upsample(scale_factor=2))
+        self.end = nn.Sequential(nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1))
+
+    def forward(self, x):
+        h = self.up(torch.relu(self.b(self.down(torch.relu(self.a(x))))))
+        return self.head(self.end(h).flatten(1))
+
+
+def test_functions_on_images_are_what_the_layers_are():
+    nets = [ldlt.Lipschitz(kind(), input_shape=(1, 4, 4), head="orthogonal") for kind in (Functions, Layers)]
+    randomise(nets[0], 0, 0.5)
+    nets[1].module.load_state_dict(nets[0].module.state_dict())
+    for own, other in zip(nets[1].parameters(), nets[0].parameters(), strict=True):
+        own.data.copy_(other.data)
+    x = torch.randn(3, 1, 4, 4)
+    torch.testing.assert_close(nets[0](x), nets[1](x))
+    torch.testing.assert_close(ldlt.lmi.assemble(nets[0]).matrix, ldlt.lmi.assemble(nets[1]).matrix)
+    assert abs(ldlt.lmi.residual(nets[0])) < 1e-9
+
+    class Overlapping(Functions):
+        def forward(self, x):
+            return self.head(nn.functional.max_pool2d(self.a(x), 2, stride=1).flatten(1))
+
+    with pytest.raises(ldlt.UnsupportedOpError, match="do not overlap"):
+        ldlt.Lipschitz(Overlapping(), input_shape=(1, 2, 2))
+
+
 REFUSED = {
     "zeros": (lambda: nn.Conv2d(1, 2, 3, padding=1), "padding_mode='circular'"),
     "reflect": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), "padding_mode='circular'"),
@@ -238,6 +358,14 @@ def test_what_breaks_the_structure_is_refused_with_an_alternative(name):
     features = layer(torch.zeros(1, 1, 6, 6)).numel()
     with pytest.raises(ldlt.UnsupportedOpError, match=sentence):
         ldlt.Lipschitz(nn.Sequential(layer, nn.Flatten(), nn.Linear(features, 1)), input_shape=(1, 6, 6))
+
+
+def test_errors_of_layers_are_passed_on_as_they_are():
+    odd = nn.Sequential(conv(1, 3, 2), ldlt.activations.MaxMin(), nn.Flatten(), nn.Linear(48, 2))
+    with pytest.raises(ldlt.ShapeError, match=r"divisible by 2; got shape \(2, 3, 4, 4\)$"):
+        ldlt.Lipschitz(odd, input_shape=(1, 4, 4))
+    with pytest.raises(ldlt.ShapeError, match=r"does not accept an input of shape \(batch, 4, 4\)[^\n]*$"):
+        ldlt.Lipschitz(nn.Sequential(conv(1, 4, 2), nn.Flatten(), nn.Linear(64, 2)), input_shape=(4, 4))
 
 
 def test_dilation_groups_and_even_kernels_with_same_padding_are_fine():

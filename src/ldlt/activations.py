@@ -199,6 +199,37 @@ class WindowSort(nn.Module):
         return f"window={self.window}"
 
 
+def _sorted_pairs(pairs: Tensor) -> Tensor:
+    """(batch, d/2, 2, ...) with the pairs in descending order."""
+    a, b = pairs.unbind(2)
+    return torch.stack((torch.maximum(a, b), torch.minimum(a, b)), 2)
+
+
+class _SortedPairs(torch.autograd.Function):
+    """:func:`_sorted_pairs`, with the gradient permuted back by arithmetic.
+
+    For the gradients ``g, h`` of maximum and minimum, ``e = (g − h) [a > b]`` gives those of ``a`` and ``b`` as
+    ``h + e`` and ``g − e``. Autograd's own, by masks and with ties shared, took six times as long.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(pairs: Tensor) -> Tensor:
+        return _sorted_pairs(pairs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        a, b = ctx.saved_tensors[0].unbind(2)
+        g, h = grads[0].unbind(2)
+        e = torch.ops.aten.threshold_backward(g - h, a - b, 0)
+        return torch.stack((h + e, g - e), 2)
+
+
 class MaxMin(nn.Module):
     """Replace each pair of consecutive entries of dimension 1 by its (maximum, minimum).
 
@@ -210,8 +241,8 @@ class MaxMin(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the pairs of ``input`` (batch, d, ...) as (maximum, minimum)."""
-        a, b = _groups(input, 2, "MaxMin").unbind(2)
-        return torch.stack((torch.maximum(a, b), torch.minimum(a, b)), 2).flatten(1, 2)
+        pairs = _groups(input, 2, "MaxMin")
+        return (_SortedPairs.apply(pairs) if pairs.requires_grad else _sorted_pairs(pairs)).flatten(1, 2)  # type: ignore[no-untyped-call]
 
 
 # ------------------------------------------------------------------------------------------- the slope bounds

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ldlt import grid
 from ldlt.convolution import Spec
 from ldlt.grid import Cells, Fold
 
-__all__ = ["CirculantWeight"]
+__all__ = ["CirculantWeight", "RememberUnpadded"]
 
 _CALLS = {
     F.conv1d,
@@ -22,6 +23,29 @@ _CALLS = {
     F.conv_transpose2d,
     F.conv_transpose3d,
 }
+
+
+class RememberUnpadded(TorchFunctionMode):
+    """Within this context an image that ``F.pad`` has continued circularly remembers the image it was made from.
+
+    A layer pads its input before it calls the convolution. An explicit map has no use for the border: cropping it gives
+    the right numbers, but its gradient takes the long way back through the padding, which was measured at a third of
+    a training step. With this, :class:`CirculantWeight` reads the image itself.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        options = kwargs or {}
+        found = func(*args, **options)
+        if func is F.pad and "circular" in (options.get("mode"), *args[2:3]) and found.requires_grad:
+            image = options["input"] if "input" in options else args[0]
+            found._unpadded = (image, image._version, found._version)
+        return found
+
+
+def _unpadded(x: Tensor) -> Tensor | None:
+    """The image that ``x`` was padded from, if that is known and neither has been changed since."""
+    image, *versions = getattr(x, "_unpadded", (None,))
+    return image if image is not None and versions == [image._version, x._version] else None
 
 
 class CirculantWeight(Tensor):
@@ -70,7 +94,8 @@ class CirculantWeight(Tensor):
     def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's output (batch, *outputs) for x (batch, c_in, *spatial), padded or not."""
         if tuple(x.shape[1:]) != self.inputs:
-            x = self.spec.crop(x, self.inputs[1:])
+            image = _unpadded(x)
+            x = self.spec.crop(x, self.inputs[1:]) if image is None else image
         y = grid.apply(self.spectrum, x, self.cells, self.outputs)
         return y if bias is None else y + bias.reshape(-1, *(1,) * self.spec.dims)
 

@@ -128,7 +128,8 @@ def transfer(kernels: Tensor, cells: Cells) -> Tensor:
 def kernel(spectrum: Tensor, cells: tuple[int, ...]) -> Tensor:
     """``K`` (a, b, *cells) of a transfer function (f, a, b)."""
     half = (*cells[:-1], cells[-1] // 2 + 1)
-    stacked = spectrum.permute(1, 2, 0).reshape(*spectrum.shape[1:], *half)
+    # A transform of strided numbers takes twice as long as transposing them first.
+    stacked = spectrum.flatten(1).T.contiguous().reshape(*spectrum.shape[1:], *half)
     return torch.fft.irfftn(stacked, s=cells, dim=tuple(range(2, 2 + len(cells))))
 
 

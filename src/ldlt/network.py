@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensor
 from torch.func import functional_call
 
 from ldlt import activations, initialise
-from ldlt.circulant import CirculantWeight
+from ldlt.circulant import CirculantWeight, RememberUnpadded
 from ldlt.contraction import get_contraction
 from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.frozen import CircularConv
@@ -272,7 +272,9 @@ class Lipschitz(nn.Module):
             torch.compiler.is_compiling() or isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
         )
         found = self._sweep(batch=None if plain else x.shape[0])
-        y: Tensor = functional_call(self.module, found.weights, (x,))
+        convolves = any(isinstance(w, CirculantWeight) for w in found.weights.values())
+        with RememberUnpadded() if convolves and not plain else contextlib.nullcontext():
+            y: Tensor = functional_call(self.module, found.weights, (x,))
         return y if self.plan.output.free else y * self._gain(found)
 
     @staticmethod

@@ -141,6 +141,21 @@ _CONVOLUTIONS = (
     nn.ConvTranspose3d,
 )
 _MAX_POOL = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+_IMAGE_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.pixel_shuffle: nn.PixelShuffle,
+    F.pixel_unshuffle: nn.PixelUnshuffle,
+    F.avg_pool1d: nn.AvgPool1d,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.avg_pool3d: nn.AvgPool3d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
+    F.interpolate: nn.Upsample,
+    F.max_pool1d: nn.MaxPool1d,
+    F.max_pool2d: nn.MaxPool2d,
+    F.max_pool3d: nn.MaxPool3d,
+}
+"""Functions on images, as the layers that call them with the same arguments."""
 
 
 def _fixed_image_operation(sub: nn.Module) -> tuple[Any, tuple[Any, ...], str] | None:
@@ -259,6 +274,7 @@ def symbolic_trace(module: nn.Module) -> fx.GraphModule:
 
 def _record(traced: fx.GraphModule, batch: int, shape: tuple[int, ...], like: Tensor) -> dict[fx.Node, Any]:
     recorder = _Recorder(traced)
+    recorder.extra_traceback = False  # messages stay as they are
     x = torch.rand(batch, *shape, dtype=like.dtype, device=like.device)
     try:
         with torch.no_grad():
@@ -538,12 +554,8 @@ class _Builder:
             self._add(node, Convolution(node.name, self._shape(node), (self._single(node),), **own))
         elif type(sub) in _CONVOLUTIONS:
             self._convolution(node, cast(nn.Conv2d, sub), f"{path}.")
-        elif type(sub) in _MAX_POOL:
-            self._max_pool(node, cast(nn.MaxPool2d, sub))
-        elif (fixed := _fixed_image_operation(sub)) is not None:
-            run, rest, role = fixed
-            source = self._single(node)
-            self._add(node, Wire(node.name, self._shape(node), (source,), target=run, args=(Ref(0), *rest), role=role))
+        elif type(sub) in _MAX_POOL or _fixed_image_operation(sub) is not None:
+            self._image_operation(node, sub)
         elif isinstance(sub, _ORDER_MODULES):
             # Dropout is the identity of the certificate: it is off in evaluation.
             self._add(node, Wire(node.name, self._shape(node), (self._single(node),), role="order"))
@@ -640,6 +652,32 @@ class _Builder:
             Convolution(node.name, outputs, (source,), weight=prefix + "weight", bias=bias, spec=spec, kernel=kernel),
         )
 
+    def _image_operation(self, node: fx.Node, sub: nn.Module) -> None:
+        """A layer without parameters on images: a shuffle, a pool, a change of size."""
+        fixed = _fixed_image_operation(sub)
+        if fixed is None:
+            self._max_pool(node, cast(nn.MaxPool2d, sub))
+            return
+        run, rest, role = fixed
+        source = self._single(node)
+        self._add(node, Wire(node.name, self._shape(node), (source,), target=run, args=(Ref(0), *rest), role=role))
+
+    def _image_function(self, node: fx.Node, kind: type[nn.Module]) -> None:
+        """``F.avg_pool2d(x, 2)`` and the like: what the layer with these arguments is."""
+
+        def number(value: Any) -> Any:
+            if isinstance(value, fx.Node):
+                if self.first[value] != self.second[value]:
+                    raise UnsupportedOpError(node.name, "its arguments must not depend on the batch size")
+                return self.first[value]
+            return value
+
+        # The tensor itself is the first argument, by place or by name.
+        options = {k: number(v) for k, v in node.kwargs.items() if k != "input"}
+        if options.pop("antialias", False):
+            raise UnsupportedOpError(node.name, "antialias=True is not supported; use F.avg_pool2d to scale down")
+        self._image_operation(node, kind(*map(number, node.args[1:]), **options))
+
     def _max_pool(self, node: fx.Node, sub: nn.MaxPool2d) -> None:
         """Max-pooling over disjoint windows: sort each window, keep the first."""
         source = self._single(node)
@@ -730,6 +768,8 @@ class _Builder:
             self._wire(node, kind, target, "linear")
         elif target in _MATMUL:
             self._matmul(node, kind, target)
+        elif target in _IMAGE_FUNCTIONS:
+            self._image_function(node, _IMAGE_FUNCTIONS[target])
         else:
             self._functional_activation(node, target)
 
