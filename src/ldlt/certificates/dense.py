@@ -97,6 +97,12 @@ class Dense:
         found.diagonal()[n0:] += g
         return found
 
+    def form(self, eta: Tensor) -> Tensor:
+        """``Q_0(η)``, (N, N)."""
+        found = self.combine(eta)
+        found.diagonal()[: self.inputs] += 1.0
+        return found
+
     def inner(self, left: Tensor, right: Tensor) -> Tensor:
         """``<A_k, left right'>`` for factors (N, q), (m,)."""
         a, b = left[self.inputs :], right[self.inputs :]
