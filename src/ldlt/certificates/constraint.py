@@ -1,6 +1,6 @@
 r"""The constraint of the interior-point method, in two forms.
 
-Both are *minimise τ subject to* ``S(η, τ) = C(η) + τR'R ⪰ 0``, with ``A_k = d_kd_k' − r_k²v_kv_k'`` of
+Both are *minimise τ subject to* ``S(η, τ) = C(η) + τR'R ⪰ 0``, with ``A_k = d_kd_k' − v_kv_k'`` of
 :class:`~ldlt.certificates.dense.Dense`, ``P(η) = E + Σ_kη_kA_k`` and derivatives ``∂S/∂η_k = B'A_kB``:
 
 =========  =============================  =====  ========  ===================================  =======
@@ -10,8 +10,8 @@ whole      ``P(η)``                       ``Y``  ``−1/ℓ²``  identity      
 reduced    ``−M(η)``, ``M = YP^{-1}Y'``   ``I``  ``ℓ²``    ``P^{-1}Y'``, which depends on ``η``  k
 =========  =============================  =====  ========  ===================================  =======
 
-The reduced form is the Schur complement of the whole one: a matrix of the size of the output, and X of the whole problem
-has the low rank of ``BGB'``. It is curved, with
+The reduced form is the Schur complement of the whole one: a matrix of the size of the output, and the dual of the whole
+problem has the low rank of ``BGB'``. It is curved, with
 
 .. math::
 
@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from ldlt.certificates.dense import Dense
-from ldlt.certificates.pairs import Corners
 
 __all__ = ["Place", "Reduced", "Whole"]
 
@@ -82,8 +81,15 @@ class Place(ABC):
         """``<∂S/∂η_k, M>`` for a symmetric M, (m,)."""
 
     @abstractmethod
-    def system(self, dual: Tensor, inverse: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
-        """``H`` (m, m) from G, ``S^{-1}`` and the weight κ; and ``κ <A_k, P^{-1}>`` (m,)."""
+    def system(self, dual: Tensor, inverse: Tensor, share: float, mu: float) -> tuple[Tensor, Tensor]:
+        """``H`` (m, m), and the pull of the barriers ``<∂S/∂η_k, S^{-1}> + κ/μ <A_k, P^{-1}>`` (m,).
+
+        Args:
+            dual: G.
+            inverse: ``S^{-1}``.
+            share: ``κ/μ``.
+            mu: μ.
+        """
 
     @abstractmethod
     def lag(self, before: Place, change: Tensor) -> float:
@@ -97,34 +103,45 @@ class Whole(Place):
 
     def __init__(self, d: Dense, eta: Tensor) -> None:
         self.d, self.eta, self.side = d, eta, d.output
-        self.fixed = d.form(eta)
+        self.fixed = d.combine(eta)
+        self.fixed.diagonal()[: d.inputs] += 1.0
 
     @classmethod
     def at(cls, d: Dense, eta: Tensor) -> Whole | None:
+        """The constraint at η."""
         return cls(d, eta)
 
     def begin(self) -> float:
+        """A strictly feasible τ."""
         return -0.9  # the start proves the unit of the problem
 
     def squared(self, tau: float) -> float:
+        """``ℓ²`` that is proven here."""
         return -1 / tau if tau < 0 else float("inf")
 
     def lifted(self, right: Tensor) -> Tensor:
+        """``B right``, (N, ·)."""
         return right
 
     def change(self, eta: Tensor) -> Tensor:
+        """``Σ_k η_k ∂S/∂η_k``, (q, q)."""
         return self.d.combine(eta)
 
     def inner(self, left: Tensor, right: Tensor) -> Tensor:
+        """``<∂S/∂η_k, left right'>``, (m,)."""
         return self.d.inner(left, right)
 
     def traces(self, matrix: Tensor) -> Tensor:
-        return self.d.traces(matrix)
+        """``<∂S/∂η_k, M>``, (m,)."""
+        return self.d.inner(matrix, torch.eye(len(matrix), dtype=torch.float64))
 
-    def system(self, dual: Tensor, inverse: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
-        return self.d.system(self.d.corners(dual), self.d.corners(inverse)), torch.zeros_like(self.eta)
+    def system(self, dual: Tensor, inverse: Tensor, share: float, mu: float) -> tuple[Tensor, Tensor]:
+        """``H`` (m, m), and the pull of the barriers (m,)."""
+        corners = self.d.corners(inverse)
+        return self.d.system(self.d.corners(dual), corners), self.d.traces(corners)
 
     def lag(self, before: Place, change: Tensor) -> float:
+        """By how much τ must grow because S is not linear."""
         return 0.0
 
 
@@ -136,53 +153,51 @@ class Reduced(Place):
         half = torch.linalg.solve_triangular(factor, d.output.mT, upper=False)
         self.fixed = -(half.mT @ half)
         self.basis = torch.linalg.solve_triangular(factor.mT, half, upper=True)  # B
-        self.below = d.apply(self.basis)  # v_k'B
-        self.beside = self.basis[d.inputs :] - d.center[:, None] * self.below  # d_k'B
+        self.rows = d.rows(self.basis)  # F B
         self.side = torch.eye(len(d.output), dtype=torch.float64)
         self.weight = min(1.0, len(d.output) / d.count)
 
     @classmethod
     def at(cls, d: Dense, eta: Tensor) -> Reduced | None:
-        factor, info = torch.linalg.cholesky_ex(d.form(eta))
+        """The constraint at η; None where ``P`` is not positive definite."""
+        form = d.lower(eta)
+        form.diagonal()[: d.inputs] += 1.0
+        factor, info = torch.linalg.cholesky_ex(form)
         return None if int(info) else cls(d, eta, factor)
 
     def begin(self) -> float:
-        return 1.1 * self._largest()
-
-    def _largest(self) -> float:
-        return -float(torch.linalg.eigvalsh(self.fixed)[0])
+        """A strictly feasible τ."""
+        return 1.1 * self.squared(0.0)
 
     def squared(self, tau: float) -> float:
-        return self._largest()
+        """``ℓ²`` that is proven here."""
+        return -float(torch.linalg.eigvalsh(self.fixed)[0])
 
     def lifted(self, right: Tensor) -> Tensor:
+        """``B right``, (N, ·)."""
         return self.basis @ right
 
     def change(self, eta: Tensor) -> Tensor:
-        each = eta[self.d.shared][:, None]
-        below = (self.d.radius**2)[:, None] * each * self.below
-        return self.beside.mT @ (each * self.beside) - self.below.mT @ below
+        """``Σ_k η_k ∂S/∂η_k``, (q, q)."""
+        each = self.d.spread(eta)
+        return self.rows.mT @ (torch.cat([each, -each])[:, None] * self.rows)
 
     def inner(self, left: Tensor, right: Tensor) -> Tensor:
-        beside, below = (self.beside @ left) * (self.beside @ right), (self.below @ left) * (self.below @ right)
-        return self.d.group(beside.sum(1) - self.d.radius**2 * below.sum(1))
+        """``<∂S/∂η_k, left right'>``, (m,)."""
+        return self.d.sums((self.rows @ left) * (self.rows @ right))
 
     def traces(self, matrix: Tensor) -> Tensor:
-        beside, below = (self.beside @ matrix) * self.beside, (self.below @ matrix) * self.below
-        return self.d.group(beside.sum(1) - self.d.radius**2 * below.sum(1))
+        """``<∂S/∂η_k, M>``, (m,)."""
+        return self.d.sums((self.rows @ matrix) * self.rows)
 
-    def _corners(self, matrix: Tensor) -> Corners:
-        beside = self.beside @ matrix
-        return beside @ self.beside.mT, beside @ self.below.mT, self.below @ matrix @ self.below.mT
-
-    def system(self, dual: Tensor, inverse: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
-        d = self.d
-        form = d.corners(torch.cholesky_inverse(self.factor))
+    def system(self, dual: Tensor, inverse: Tensor, share: float, mu: float) -> tuple[Tensor, Tensor]:
+        """``H`` (m, m), and the pull of the barriers (m,)."""
+        form = self.d.corners(torch.cholesky_inverse(self.factor))
+        pull = self.traces(inverse) + share * self.d.traces(form)
         # The product of κ/2 with S^{-1} is not part of the derivative; it is small where κ is.
-        left = [a.add_(b, alpha=kappa / 2) for a, b in zip(self._corners(dual), form, strict=True)]
-        right = [a.add_(b, alpha=2.0) for a, b in zip(self._corners(inverse), form, strict=True)]
-        traces = d.group(form[0].diagonal() - d.radius**2 * form[2].diagonal())
-        return d.system((left[0], left[1], left[2]), (right[0], right[1], right[2])), kappa * traces
+        left = torch.addmm(form, self.rows @ dual, self.rows.mT, beta=share * mu / 2)
+        return self.d.system(left, form.addmm_(self.rows @ inverse, self.rows.mT, beta=2.0)), pull
 
     def lag(self, before: Place, change: Tensor) -> float:
+        """By how much τ must grow because S is not linear."""
         return max(0.0, float(torch.linalg.eigvalsh(before.fixed + change - self.fixed)[-1]))

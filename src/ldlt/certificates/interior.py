@@ -11,8 +11,8 @@ Wolkowicz / Kojima, Shindoh and Hara / Monteiro) with the predictor and correcto
     H_{kl} = \operatorname{tr}(A_kGA_lS^{-1}) = \operatorname{tr}(S_k\,[F_k'GF_l]\,S_l\,[F_l'S^{-1}F_k]),
 
 is a sum of elementwise products of n × n matrices. In the reduced form ``BGB'`` takes the place of ``G``, and
-``2P^{-1} + BS^{-1}B'`` that of ``S^{-1}``, for the curvature. It is tried first, and left as soon as it has to shorten
-its steps.
+``2P^{-1} + BS^{-1}B'`` that of ``S^{-1}``, for the curvature. It gives up as soon as it has to shorten its steps or its
+gap is not what μ says.
 
 Coordinates are scaled by the start: ``w_j → w_j √(2λ_j)``, which makes its pivots of order one, however deep the
 network is.
@@ -36,7 +36,10 @@ __all__ = ["solve"]
 
 _CENTRE = 0.01  # κ / μ
 _GROWTH = 0.05  # largest relative growth of τ in one step
-_SHORTEST = 0.2  # share of a step that the reduced form must be able to go
+_SHORTEST = 0.2  # step that the reduced form must be able to take
+_PATIENCE = 20  # steps of the reduced form
+_NEAR = 0.03  # gap from which on a lower bound is computed
+_FAR = 10.0  # how much larger than that gap the gap of the reduced form may really be
 
 
 def _longest(change: Tensor, factor: Tensor) -> float:
@@ -48,8 +51,7 @@ def _longest(change: Tensor, factor: Tensor) -> float:
     size = len(factor)
     if size <= 200:
         half = torch.linalg.solve_triangular(factor, change, upper=False)
-        whole = torch.linalg.solve_triangular(factor, half.T, upper=False)
-        least = float(torch.linalg.eigvalsh((whole + whole.T) / 2)[0])
+        least = float(torch.linalg.eigvalsh(torch.linalg.solve_triangular(factor, half.mT, upper=False))[0])
     else:
         least = _least_eigenvalue(change, factor)
     return 1.0 if least > -0.95 else 0.95 / -least
@@ -110,8 +112,8 @@ class _Iterate:
         self.feasible = self._go(place, place.begin())
         if not self.feasible:
             return
-        mu = 1 / float((self.square * self.inverse).sum())  # centred, with <R'R, G> = 1
-        self.dual, self.xi = mu * self.inverse, mu * place.weight / self.eta
+        mu = 1 / _dot(self.square, self.inverse)  # centred, with <R'R, G> = 1
+        self._face(mu * self.inverse, mu * place.weight * self.over)
 
     def _go(self, place: Place, tau: float) -> bool:
         """Move η and τ; returns whether S is positive definite there, and stays if it is not."""
@@ -120,31 +122,38 @@ class _Iterate:
         if int(info):
             return False
         self.place, self.eta, self.tau, self.s, self.factor = place, place.eta, tau, s, factor
-        self.inverse = torch.cholesky_inverse(factor)
+        self.inverse, self.over = torch.cholesky_inverse(factor), place.eta.reciprocal()
         return True
 
-    def _mean(self, s: Tensor, dual: Tensor, eta: Tensor, xi: Tensor) -> float:
-        return (float((s * dual).sum()) + float(xi @ eta)) / (len(s) + self.place.weight * len(eta))
+    def _face(self, dual: Tensor, xi: Tensor) -> None:
+        """Set G and ξ, after η and τ."""
+        self.dual, self.xi = dual, xi
+        self.mu = self._mean(self.s, dual, self.eta, xi)
+        self.gap = self.mu * self._weight / abs(self.tau)  # relative, if the dual point were feasible
 
     @property
-    def mu(self) -> float:
-        """Mean of the products that complementarity wants to be zero."""
-        return self._mean(self.s, self.dual, self.eta, self.xi)
+    def _weight(self) -> float:
+        return self.s.shape[0] + self.place.weight * self.eta.shape[0]
+
+    def _mean(self, s: Tensor, dual: Tensor, eta: Tensor, xi: Tensor) -> float:
+        """μ: the mean of the products that complementarity wants to be zero."""
+        return (_dot(s, dual) + _dot(eta, xi)) / self._weight
 
     def prepare(self) -> bool:
         """Factorise the linear system; returns whether that worked."""
-        place, m = self.place, len(self.eta)
+        place, m = self.place, self.eta.shape[0]
+        self.ratio = self.xi * self.over
         matrix = torch.empty(m + 1, m + 1, dtype=torch.float64)
-        matrix[:-1, :-1], centre = place.system(self.dual, self.inverse, _CENTRE * self.mu)
-        matrix[:-1, :-1].diagonal().add_(self.xi / self.eta)
+        inner = matrix[:-1, :-1]
+        inner[:], pull = place.system(self.dual, self.inverse, _CENTRE, self.mu)
+        inner.diagonal().add_(self.ratio)
         left, right = self.dual @ place.side.mT, self.inverse @ place.side.mT
-        matrix[:-1, -1] = place.inner(left, right)
-        matrix[-1, :-1] = matrix[:-1, -1]
-        matrix[-1, -1] = float(((place.side @ left) * (place.side @ right)).sum())
+        matrix[-1, :-1] = place.inner(left, right)
+        matrix[:-1, -1] = matrix[-1, :-1]
+        matrix[-1, -1] = _dot(place.side @ left, place.side @ right)
         self.matrix, self.grade = matrix, matrix.diagonal().rsqrt()
         scaled = self.grade[:, None] * matrix * self.grade  # far better conditioned than the matrix looks
-        self.pull = place.traces(self.inverse) + place.weight / self.eta + centre / self.mu
-        self.pull_of_output = float((place.side.mT * right).sum())
+        self.pull = torch.cat([pull + place.weight * self.over, _sum(place.side.mT * right)])
         for exponent in range(-15, -5, 2):
             scaled.diagonal().add_(10.0**exponent)
             self.factor_of_system, info = torch.linalg.cholesky_ex(scaled)
@@ -153,32 +162,29 @@ class _Iterate:
         return False
 
     def _solve(self, right: Tensor) -> Tensor:
-        found = torch.zeros_like(right)
-        for _ in range(2):  # one round of refinement takes the jitter out again
-            rest = self.grade * (right - self.matrix @ found)
-            found = found + self.grade * torch.cholesky_solve(rest[:, None], self.factor_of_system)[:, 0]
-        return found
+        found = self._roughly(right)
+        return found + self._roughly(right - self.matrix @ found)  # refinement takes the jitter out again
+
+    def _roughly(self, right: Tensor) -> Tensor:
+        return self.grade * torch.cholesky_solve((self.grade * right)[:, None], self.factor_of_system)[:, 0]
 
     def direction(self, target: float, ahead: _Direction | None = None) -> _Direction:
         """Newton's direction towards ``μ = target``, with the second-order term of a direction found before."""
-        right = torch.empty(len(self.eta) + 1, dtype=torch.float64)
-        right[:-1] = target * self.pull
-        right[-1] = target * self.pull_of_output - 1
-        second, along = None, None
+        right = target * self.pull
+        right[-1] -= 1
+        dual, xi = target * self.inverse - self.dual, target * self.place.weight * self.over - self.xi
         if ahead is not None:
             second = _symmetric(ahead.dual @ ahead.s @ self.inverse)
-            along = ahead.xi * ahead.eta / self.eta
-            right[:-1] -= self.place.traces(second) + along
-            right[-1] -= float((second * self.square).sum())
+            along = ahead.xi * ahead.eta * self.over
+            right -= torch.cat([self.place.traces(second) + along, _sum(second * self.square)])
+            dual, xi = dual - second, xi - along
         step = self._solve(right)
         eta, tau = step[:-1], float(step[-1])
         bent = self.place.change(eta)
         s = bent + tau * self.square
-        dual = target * self.inverse - self.dual - _symmetric(self.dual @ s @ self.inverse)
-        xi = target * self.place.weight / self.eta - self.xi - self.xi / self.eta * eta
-        if second is not None and along is not None:
-            dual, xi = dual - second, xi - along
-        return _Direction(eta, tau, bent, s, dual, xi)
+        return _Direction(
+            eta, tau, bent, s, dual - _symmetric(self.dual @ s @ self.inverse), xi.addcmul_(self.ratio, eta, value=-1.0)
+        )
 
     def steps(self, to: _Direction, vectors: Tensor) -> tuple[float, float]:
         """Lengths of the primal and the dual step; ``vectors`` is the Cholesky factor of G."""
@@ -193,24 +199,35 @@ class _Iterate:
 
     def move(self, to: _Direction, primal: float, dual: float) -> float:
         """Take a step, shorter if rounding or curvature demands it; returns the length of the primal step."""
-        while int(torch.linalg.cholesky_ex(self.dual + dual * to.dual)[1]) and dual > 1e-8:
-            dual *= 0.7
-        self.dual, self.xi = self.dual + dual * to.dual, self.xi + dual * to.xi
         while primal > 1e-8:
             eta = self.eta + primal * to.eta
-            place = type(self.place).at(self.place.d, eta) if bool((eta > 0).all()) else None
+            place = type(self.place).at(self.place.d, eta) if float(eta.min()) > 0 else None
             if place is not None:
                 tau = self.tau + primal * to.tau + place.lag(self.place, primal * to.bent)
                 if tau - self.tau <= _GROWTH * abs(self.tau) and self._go(place, tau):
-                    return primal
+                    break
             primal *= 0.7
-        return 0.0
+        else:
+            return 0.0
+        while int(torch.linalg.cholesky_ex(self.dual + dual * to.dual)[1]) and dual > 1e-8:
+            dual *= 0.7
+        self._face(self.dual + dual * to.dual, self.xi + dual * to.xi)
+        return primal
+
+
+def _dot(left: Tensor, right: Tensor) -> float:
+    return float(torch.dot(left.reshape(-1), right.reshape(-1)))
+
+
+def _sum(matrix: Tensor) -> Tensor:
+    return matrix.sum().reshape(1)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
 
 
+@torch.inference_mode()
 def solve(
     problem: Problem,
     multipliers: Tensor,
@@ -218,9 +235,10 @@ def solve(
     *,
     stop: Callable[[], bool],
     report: Callable[[float, Tensor, float], bool],
+    reduced: bool = False,
     iterations: int = 80,
 ) -> str:
-    """Minimise the bound from a feasible start.
+    """Minimise the bound from a feasible start, until something stops it.
 
     Args:
         problem: The problem.
@@ -228,42 +246,40 @@ def solve(
         bound_squared: the ``ℓ²`` that it certifies.
         stop: Whether time is up.
         report: Takes ``ℓ²``, its Λ and a lower bound on the best ``ℓ²``; returns whether to stop.
+        reduced: Use the reduced form, which gives up where it is not at home.
         iterations: Largest number of steps.
 
     Returns:
         Why it stopped.
     """
     d = Dense.build(problem, multipliers, math.sqrt(bound_squared))
+    if reduced and not bool((d.center != 0).all()):
+        return "layers are not coupled in the reduced form"
     columns = torch.cat([torch.ones(d.inputs, dtype=torch.float64), d.scale])[:, None]
-
-    def follow(form: type[Place], shortest: float) -> tuple[bool, str]:
-        """Whether this is the end, and why."""
-        place = form.at(d, torch.ones(d.count, dtype=torch.float64))
-        point = None if place is None else _Iterate(place)
-        if point is None or not point.feasible:
-            return False, "the start is not strictly feasible"
-        for _ in range(iterations):
-            vectors, info = torch.linalg.cholesky_ex(point.dual)
-            lower = 0.0
-            if int(info) == 0:
-                split = (point.place.lifted(vectors) / columns).split(list(problem.sizes.values()))
-                lower = lower_bound_squared(problem, dict(zip(problem.sizes, split, strict=True)))
-            squared = bound_squared * point.place.squared(point.tau)
-            if report(squared, point.eta * multipliers, lower):
-                return True, "optimal within the tolerance"
-            if stop():
-                return True, "time limit"
-            if int(info) or not point.prepare():
-                return False, "no further progress: singular to working precision"
-            predictor = point.direction(0.0)
-            primal, dual = point.steps(predictor, vectors)
-            mu = point.mu
-            share = (point.ahead(predictor, primal, dual) / mu) ** 2 if min(primal, dual) > 0.3 else 0.5
-            corrector = point.direction(min(1.0, max(1e-4, share)) * mu, predictor)
-            primal, dual = point.steps(corrector, vectors)
-            if not max(point.move(corrector, primal, dual), 1e-300) > shortest:
-                return False, "no further progress"
-        return False, "iteration limit"
-
-    over, reason = follow(Reduced, _SHORTEST) if bool((d.center != 0).all()) else (False, "")
-    return reason if over else follow(Whole, 1e-6)[1]
+    form: type[Place] = Reduced if reduced else Whole
+    place = form.at(d, torch.ones(d.count, dtype=torch.float64))
+    point = None if place is None else _Iterate(place)
+    if point is None or not point.feasible:
+        return "the start is not strictly feasible"
+    for _ in range(min(iterations, _PATIENCE) if reduced else iterations):
+        vectors, info = torch.linalg.cholesky_ex(point.dual)
+        late, lower = stop(), 0.0
+        if int(info) == 0 and (point.gap < _NEAR or late):  # before, it would be of no use
+            split = (point.place.lifted(vectors) / columns).split(list(problem.sizes.values()))
+            lower = lower_bound_squared(problem, dict(zip(problem.sizes, split, strict=True)))
+        squared = bound_squared * point.place.squared(point.tau)
+        if report(squared, point.eta * multipliers, lower):
+            return "optimal within the tolerance"
+        if late:
+            return "time limit"
+        if reduced and point.gap < _NEAR and squared > lower * (1 + _FAR * point.gap + 1e-4):
+            return "the path was left"
+        if int(info) or not point.prepare():
+            return "no further progress: singular to working precision"
+        predictor = point.direction(0.0)
+        primal, dual = point.steps(predictor, vectors)
+        share = (point.ahead(predictor, primal, dual) / point.mu) ** 2 if min(primal, dual) > 0.3 else 0.5
+        corrector = point.direction(min(1.0, max(1e-4, share)) * point.mu, predictor)
+        if not point.move(corrector, *point.steps(corrector, vectors)) > (_SHORTEST if reduced else 1e-6):
+            return "no further progress"
+    return "iteration limit"

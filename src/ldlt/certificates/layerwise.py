@@ -137,7 +137,10 @@ def _greedy(layer: Layer, white: Tensor, after: Tensor, tolerance: float) -> Ten
         if value < best:
             best, chosen = value, multipliers
         low = max(low, lower)
-        return value <= low * (1 + tolerance)
+        return best <= low * (1 + tolerance)
 
-    solve(small, start, squared, stop=lambda: False, report=report)
-    return chosen
+    for reduced in (True, False):
+        solve(small, start, squared, stop=lambda: False, report=report, reduced=reduced)
+        if best <= low * (1 + tolerance):
+            break
+    return chosen.clone()
