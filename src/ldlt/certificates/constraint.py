@@ -93,7 +93,7 @@ class Place(ABC):
 
     @abstractmethod
     def lag(self, before: Place, change: Tensor) -> float:
-        """By how much τ must grow for a step from another place, because S is not linear."""
+        """By how much τ must grow for a step from another place, for S to be no less than if it were linear."""
 
 
 class Whole(Place):
@@ -141,7 +141,7 @@ class Whole(Place):
         return self.d.system(self.d.corners(dual), corners), self.d.traces(corners)
 
     def lag(self, before: Place, change: Tensor) -> float:
-        """By how much τ must grow because S is not linear."""
+        """By how much τ must grow for S to be no less than if it were linear."""
         return 0.0
 
 
@@ -156,6 +156,7 @@ class Reduced(Place):
         self.rows = d.rows(self.basis)  # F B
         self.side = torch.eye(len(d.output), dtype=torch.float64)
         self.weight = min(1.0, len(d.output) / d.count)
+        self._largest = -float(torch.linalg.eigvalsh(self.fixed)[0])
 
     @classmethod
     def at(cls, d: Dense, eta: Tensor) -> Reduced | None:
@@ -167,11 +168,11 @@ class Reduced(Place):
 
     def begin(self) -> float:
         """A strictly feasible τ."""
-        return 1.1 * self.squared(0.0)
+        return 1.1 * self._largest
 
     def squared(self, tau: float) -> float:
         """``ℓ²`` that is proven here."""
-        return -float(torch.linalg.eigvalsh(self.fixed)[0])
+        return self._largest
 
     def lifted(self, right: Tensor) -> Tensor:
         """``B right``, (N, ·)."""
@@ -199,5 +200,5 @@ class Reduced(Place):
         return self.d.system(left, form.addmm_(self.rows @ inverse, self.rows.mT, beta=2.0)), pull
 
     def lag(self, before: Place, change: Tensor) -> float:
-        """By how much τ must grow because S is not linear."""
+        """By how much τ must grow for S to be no less than if it were linear."""
         return max(0.0, float(torch.linalg.eigvalsh(before.fixed + change - self.fixed)[-1]))
