@@ -227,7 +227,7 @@ def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
 
 
-@torch.inference_mode()
+@torch.inference_mode()  # less to do for each of many small operations
 def solve(
     problem: Problem,
     multipliers: Tensor,

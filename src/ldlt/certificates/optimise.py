@@ -197,6 +197,7 @@ def minimise(
     return _finish(search, reason)
 
 
+@torch.inference_mode()
 def _run(search: _Search, start: Mapping[str, Tensor] | None, dense: bool) -> str:
     problem = search.problem
     begin = _begin(search, start, dense, _BOLD if dense else _CENTRED)
@@ -261,7 +262,7 @@ def _feasible(search: _Search, dense: bool, theta: float) -> tuple[float, Tensor
 def _finish(search: _Search, reason: str) -> Solution:
     """Scale the multipliers to the full inequality and evaluate their bound once more, from the definition."""
     problem = search.problem
-    squared, multipliers = search.squared, search.squared * search.best
+    squared, multipliers = search.squared, search.squared * search.best  # no longer tensors of the inference mode
     exact, _ = bound_squared(problem, multipliers)
     if not exact <= squared * (1 + 1e-9):
         # The best point may be singular to working precision: a slightly larger bound is safe.
