@@ -205,6 +205,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=60.0)
     parser.add_argument("--patience", type=float, default=600.0)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--methods", nargs="+", help="only these, by name")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--repeats", type=int, default=5, help="of --speed")
     parser.add_argument("--clarabel", action="store_true", help="in --speed, too (minutes)")
@@ -213,7 +214,7 @@ def main() -> None:
         print(machine())
         speed("small", options.repeats, options.clarabel)
         return
-    methods = [*METHODS, *(PEERS if options.peers else ())]
+    methods = options.methods or [*METHODS, *(PEERS if options.peers else ())]
     print(machine())
     for name in options.networks:
         rows = [(m, *measure(name, m, options.limit, options.patience)) for m in methods]
