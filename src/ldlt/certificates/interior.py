@@ -236,6 +236,7 @@ def solve(
     stop: Callable[[], bool],
     report: Callable[[float, Tensor, float], bool],
     reduced: bool = False,
+    near: float = _NEAR,
     iterations: int = 80,
 ) -> str:
     """Minimise the bound from a feasible start, until something stops it.
@@ -247,6 +248,7 @@ def solve(
         stop: Whether time is up.
         report: Takes ``ℓ²``, its Λ and a lower bound on the best ``ℓ²``; returns whether to stop.
         reduced: Use the reduced form, which gives up where it is not at home.
+        near: Relative gap of ``ℓ²``, by μ, from which on lower bounds are computed.
         iterations: Largest number of steps.
 
     Returns:
@@ -264,7 +266,7 @@ def solve(
     for _ in range(min(iterations, _PATIENCE) if reduced else iterations):
         vectors, info = torch.linalg.cholesky_ex(point.dual)
         late, lower = stop(), 0.0
-        if int(info) == 0 and (point.gap < _NEAR or late):  # before, it would be of no use
+        if int(info) == 0 and (point.gap < near or late):  # before, it would be of no use
             split = (point.place.lifted(vectors) / columns).split(list(problem.sizes.values()))
             lower = lower_bound_squared(problem, dict(zip(problem.sizes, split, strict=True)))
         squared = bound_squared * point.place.squared(point.tau)
@@ -272,7 +274,7 @@ def solve(
             return "optimal within the tolerance"
         if late:
             return "time limit"
-        if reduced and point.gap < _NEAR and squared > lower * (1 + _FAR * point.gap + 1e-4):
+        if reduced and point.gap < min(near, _NEAR) and squared > lower * (1 + _FAR * point.gap + 1e-4):
             return "the path was left"
         if int(info) or not point.prepare():
             return "no further progress: singular to working precision"

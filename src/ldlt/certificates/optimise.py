@@ -31,11 +31,11 @@ DENSE_COORDINATES = 1600
 TOLERANCE = 1e-4
 """Default relative tolerance of ℓ."""
 
-_GREEDY_WIDTH = 320  # widest layer for which a semidefinite program per layer is cheap enough as a start
+_GREEDY_WIDTH = 1100  # widest layer for which a semidefinite program per layer is cheap enough as a start
 _ATTEMPTS = 3  # starts of the interior-point method, if rounding stops it
 _BOLD, _CENTRED = 0.7, 0.5  # θ of the start, for the reduced form and for the other methods
 _ROOM = 1.05  # factor of ℓ² that leads from a bound that is tight to the interior
-_LONGEST_START = 0.5  # share of the time limit that may go into the start
+_LONGEST_START = 0.6  # share of the time limit that may go into the start
 
 
 @dataclass(frozen=True)
