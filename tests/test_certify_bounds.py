@@ -14,6 +14,9 @@ from torch import nn
 
 import ldlt
 from ldlt import activations, attack, lmi
+from ldlt.certificates import interior
+from ldlt.certificates.constraint import Reduced, Whole
+from ldlt.certificates.dense import Dense
 from ldlt.certificates.elimination import eliminate
 from ldlt.certificates.layerwise import eclipse, product
 from ldlt.certificates.local import local_problem, ranges
@@ -141,6 +144,96 @@ def test_random_graphs(seed):
     rough = minimise(problem, dense=False, time_limit=0.3)
     assert rough.bound >= found.lower * (1 - 1e-9)
     assert residual_of(graph, net, rough) > -1e-12
+
+
+# ------------------------------------------------------------------------------------------- the interior-point method
+
+
+def mixed_problem(seed):
+    """A problem with groups or with slopes of any product, and its dense form."""
+    torch.manual_seed(seed)
+    act = [nn.ReLU, nn.GELU, activations.MaxMin][seed % 3]
+    _, problem = problem_of(Residual(4, 6, 2, 3, act).double(), 4)
+    squared, start = feasible(problem)
+    return problem, Dense.build(problem, start, math.sqrt(squared))
+
+
+@pytest.mark.parametrize("form", [Whole, Reduced])
+@pytest.mark.parametrize("seed", range(3))
+def test_derivatives_of_the_constraint(seed, form):
+    """``∂S``, the traces, and the linear system with its curvature, from differences."""
+    _, d = mixed_problem(seed)
+    eta = 0.8 + 0.2 * torch.rand(d.count)
+    place, step = form.at(d, eta), 1e-4
+    units = torch.eye(d.count)
+    there = [[form.at(d, eta + sign * step * unit).fixed for sign in (1, -1)] for unit in units]
+    first = [(up - down) / (2 * step) for up, down in there]
+    q = len(place.fixed)
+    half = torch.randn(q, q)
+    g, s = half @ half.T, torch.eye(q) + half.T @ half / q
+    for k, unit in enumerate(units):
+        assert torch.allclose(place.change(unit), first[k], atol=1e-6)
+    assert torch.allclose(place.traces(g), torch.stack([(a * g).sum() for a in first]), atol=1e-5)
+    assert torch.allclose(place.inner(half, half), place.traces(g), atol=1e-8)
+    expected = torch.tensor([[float((a @ g @ b * s.T).sum()) for b in first] for a in first])
+    for k in range(d.count):
+        for j in range(d.count):
+            moves = [(a, b) for a in (1, -1) for b in (1, -1)]
+            corners = [form.at(d, eta + step * (a * units[k] + b * units[j])).fixed * (a * b) for a, b in moves]
+            expected[k, j] -= float((g * torch.stack(corners).sum(0)).sum()) / (4 * step**2)
+    system, pull = place.system(g, s, 0.0, 1.0)
+    assert torch.allclose(system, expected, atol=2e-5 * float(expected.abs().max()))
+    assert torch.allclose(pull, place.traces(s), atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_of_the_curved_constraint_stay_feasible(seed):
+    """After the lag is added to τ, S is at least what its linearisation promised."""
+    _, d = mixed_problem(seed)
+    eta = torch.ones(d.count)
+    place = Reduced.at(d, eta)
+    move = 0.1 * torch.randn(d.count)
+    after = Reduced.at(d, eta + move)
+    rest = after.fixed - place.fixed - place.change(move)
+    assert float(torch.linalg.eigvalsh(rest)[-1]) < 1e-12  # concave
+    assert float(torch.linalg.eigvalsh(rest)[0]) + after.lag(place, place.change(move)) > -1e-12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_forms_find_the_same(seed):
+    size, net = random_net(seed)
+    _, problem = problem_of(net, size)
+    squared, start = feasible(problem)
+
+    def run(reduced):
+        seen = []
+
+        def report(value, multipliers, lower):
+            seen.append((value, lower))
+            exact = bound_of(problem, problem.full(value * multipliers)) ** 2
+            assert exact <= value * (1 + 1e-9)  # what is reported is proven
+            return min(v for v, _ in seen) <= max(low for _, low in seen) * (1 + 1e-6)
+
+        reason = interior.solve(problem, start, squared, stop=lambda: False, report=report, reduced=reduced)
+        return reason, min(v for v, _ in seen), max(low for _, low in seen)
+
+    whole, reduced = run(False), run(True)
+    assert whole[0].startswith("optimal")
+    assert reduced[1] >= whole[2] * (1 - 1e-9)
+    assert whole[1] >= reduced[2] * (1 - 1e-9)
+    if reduced[0].startswith("optimal"):
+        assert reduced[1] == pytest.approx(whole[1], rel=2e-6)
+
+
+def test_a_shallow_network_takes_few_steps():
+    """The reduced form reaches 0.1 % in a few steps; a deep chain is left to the whole one."""
+    torch.manual_seed(0)
+    _, problem = problem_of(Chain([20, 64, 64, 10]).double(), 20)
+    found = minimise(problem, tolerance=1e-3)
+    assert found.converged
+    assert len(found.history) <= 15  # the whole form takes 13 steps of three times the cost
+    _, deep = problem_of(Chain([10, *[20] * 10, 5]).double(), 10)
+    assert minimise(deep, tolerance=1e-3).converged
 
 
 def test_large_method_comes_close():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ldlt.certificates.pairs import Corners, pair_products, shifted
+from ldlt.certificates.pairs import pair_products
 from ldlt.certificates.problem import Problem
 
 __all__ = ["Dense"]
@@ -17,7 +18,8 @@ __all__ = ["Dense"]
 class Dense:
     """The scaled problem, densely: N coordinates, n neurons, m multipliers, k outputs.
 
-    ``Q_0(η) = E + Σ_j η_j((e_j − c_jv_j)(e_j − c_jv_j)' − r_j²v_jv_j')``.
+    ``Q_0(η) = E + Σ_j η_jA_j``, ``A_j = d_jd_j' − v_jv_j'``, ``d_j = e_j − c_jv_j``, where ``v_j`` is the
+    pre-activation times the radius of the slopes, and ``c_j`` their centre divided by it.
     """
 
     inputs: int
@@ -25,7 +27,6 @@ class Dense:
     before: tuple[tuple[slice, tuple[tuple[slice, Tensor], ...]], ...]  # V: rows of a layer, then columns and blocks
     output: Tensor  # Y, (k, N)
     center: Tensor
-    radius: Tensor
     shared: Tensor
     count: int
     scale: Tensor  # w = ŵ / scale, (n,)
@@ -44,9 +45,10 @@ class Dense:
         before, row = [], 0
         for layer in problem.layers:
             here, blocks = slice(row, row + layer.size), []
+            steep = scale[here] * layer.radius
             for b, block in layer.inputs.items():
                 there = slice(starts[b], starts[b] + sizes[b])
-                blocks.append((there, scale[here, None] * block / columns[there]))
+                blocks.append((there, steep[:, None] * block / columns[there]))
             before.append((here, tuple(blocks)))
             row += layer.size
         y = problem.dense(problem.outputs, problem.output)
@@ -55,8 +57,7 @@ class Dense:
             y.shape[1],
             tuple(before),
             y / columns / unit,
-            torch.cat([layer.center for layer in problem.layers]),
-            torch.cat([layer.radius for layer in problem.layers]),
+            torch.cat([layer.center / layer.radius for layer in problem.layers]),
             torch.cat(shared),
             offset,
             scale,
@@ -65,65 +66,97 @@ class Dense:
 
     def group(self, each: Tensor) -> Tensor:
         """Sum over the neurons of each multiplier, (n,) -> (m,)."""
+        if self.count == each.shape[0]:
+            return each
         return torch.zeros(self.count, dtype=torch.float64).index_add_(0, self.shared, each)
 
-    @property
-    def product(self) -> Tensor:
-        """``c² − r²``, (n,)."""
-        return (self.center - self.radius) * (self.center + self.radius)
+    def spread(self, weights: Tensor) -> Tensor:
+        """The multiplier of each neuron, (m,) -> (n,)."""
+        return weights if self.count == self.shared.shape[0] else weights[self.shared]
 
-    def apply(self, right: Tensor) -> Tensor:
-        """``V right``, (n, q)."""
-        found = torch.zeros(len(self.center), right.shape[1], dtype=torch.float64)
+    @cached_property
+    def product(self) -> Tensor:
+        """``c² − 1``, (n,): the product of the slopes divided by r²."""
+        return (self.center - 1) * (self.center + 1)
+
+    @cached_property
+    def bent(self) -> tuple[bool, ...]:
+        """For each layer, whether any ``c² − 1`` is not zero."""
+        return tuple(bool(self.product[here].any()) for here, _ in self.before)
+
+    def apply(self, right: Tensor, found: Tensor) -> None:
+        """``V right``, into (n, q)."""
         for here, blocks in self.before:
+            rows = found[here]
+            for i, (there, block) in enumerate(blocks):
+                if i:
+                    rows.addmm_(block, right[there])
+                else:
+                    torch.mm(block, right[there], out=rows)
+
+    def lower(self, weights: Tensor) -> Tensor:
+        """The lower triangle of ``Σ_k weights_k A_k`` (N, N), weights (m,); zero above it."""
+        g, n0 = self.spread(weights), self.inputs
+        cross = (g * self.center)[:, None]
+        found = torch.zeros(self.total, self.total, dtype=torch.float64)
+        for (here, blocks), bent in zip(self.before, self.bent, strict=True):
+            rows = found[here.start + n0 : here.stop + n0]
+            weight = (g[here] * self.product[here])[:, None] if bent else None
             for there, block in blocks:
-                found[here] += block @ right[there]
+                rows[:, there].addcmul_(cross[here], block, value=-1.0)
+                if weight is None:
+                    continue
+                for other, second in blocks:
+                    if other.start < there.start:
+                        found[there, other].addmm_(block.mT, weight * second)
+                    elif other.start == there.start:
+                        found[there, other] += (block.mT @ (weight * second)).tril_()
+        found.diagonal()[n0:] += g
         return found
 
     def combine(self, weights: Tensor) -> Tensor:
         """``Σ_k weights_k A_k`` (N, N), weights (m,)."""
-        g, n0 = weights[self.shared], self.inputs
-        cross, bent = g * self.center, g * self.product
-        found = torch.zeros(self.total, self.total, dtype=torch.float64)
-        for here, blocks in self.before:
-            rows = slice(here.start + n0, here.stop + n0)
-            for there, block in blocks:
-                part = cross[here, None] * block
-                found[rows, there] -= part
-                found[there, rows] -= part.T
-                if bool(bent[here].any()):
-                    for other, second in blocks:
-                        found[there, other] += block.T @ (bent[here, None] * second)
-        found.diagonal()[n0:] += g
+        found = self.lower(weights)
+        diagonal = found.diagonal().clone()
+        found = found + found.mT
+        found.diagonal().sub_(diagonal)
         return found
+
+    def rows(self, right: Tensor) -> Tensor:
+        """``F right`` (2n, q), ``F = [d_1, …, d_n, v_1, …, v_n]'``."""
+        n = self.center.shape[0]
+        found = torch.empty(2 * n, right.shape[1], dtype=torch.float64)
+        self.apply(right, found[n:])
+        torch.addcmul(right[self.inputs :], self.center[:, None], found[n:], value=-1.0, out=found[:n])
+        return found
+
+    def sums(self, products: Tensor) -> Tensor:
+        """``Σ_q (products_dq − products_vq)`` by multiplier, (2n, q) -> (m,)."""
+        beside, below = products.sum(1).split(len(self.center))
+        return self.group(beside - below)
 
     def inner(self, left: Tensor, right: Tensor) -> Tensor:
         """``<A_k, left right'>`` for factors (N, q), (m,)."""
-        a, b = left[self.inputs :], right[self.inputs :]
-        va, vb = self.apply(left), self.apply(right)
-        c = self.center[:, None]
-        return self.group(((a - c * va) * (b - c * vb)).sum(1) - self.radius**2 * (va * vb).sum(1))
+        return self.sums(self.rows(left) * self.rows(right))
 
-    def corners(self, matrix: Tensor) -> Corners:
-        """Products ``F_k'MF_l`` of a symmetric M, see :data:`~ldlt.certificates.pairs.Corners`."""
-        n0 = self.inputs
-        mixed = self.apply(matrix)  # V M
-        return shifted(self.center, matrix[n0:, n0:], mixed[:, n0:].T, self.apply(mixed.T.contiguous()))
+    def corners(self, matrix: Tensor) -> Tensor:
+        """``F M F'`` (2n, 2n) of a symmetric M."""
+        n, half = self.center.shape[0], self.rows(matrix)
+        found = torch.empty(2 * n, 2 * n, dtype=torch.float64)
+        self.apply(half.mT, found[n:])
+        found[:n, n:] = found[n:, :n].mT
+        torch.addcmul(half[:n, self.inputs :], found[:n, n:], self.center, value=-1.0, out=found[:n, :n])
+        return found
 
-    def traces(self, matrix: Tensor) -> Tensor:
-        """``<A_k, M>`` for a symmetric M, (m,)."""
-        mixed = self.apply(matrix)
-        after = torch.zeros_like(self.center)
-        for here, blocks in self.before:
-            for there, block in blocks:
-                after[here] += (mixed[here, there] * block).sum(1)
-        own = matrix.diagonal()[self.inputs :]
-        return self.group(own - 2 * self.center * mixed[:, self.inputs :].diagonal() + self.product * after)
+    def traces(self, corners: Tensor) -> Tensor:
+        """``<A_k, M>`` from the corners of M, (m,)."""
+        beside, below = corners.diagonal().split(len(self.center))
+        return self.group(beside - below)
 
-    def system(self, x: Corners, z: Corners) -> Tensor:
-        """``H`` (m, m) from the corners of ``X`` and ``Z^{-1}``."""
-        found, c = pair_products(self.radius, x, z), self.center
-        if self.count < len(c):
-            found = torch.zeros(self.count, len(c), dtype=torch.float64).index_add_(0, self.shared, found)
+    def system(self, x: Tensor, z: Tensor) -> Tensor:
+        """``H`` (m, m) from the corners of ``X``, which are overwritten, and of ``Z^{-1}``."""
+        found = pair_products(x, z, x)
+        if self.count < len(self.center):
+            found = torch.zeros(self.count, len(found), dtype=torch.float64).index_add_(0, self.shared, found)
             found = torch.zeros(self.count, self.count, dtype=torch.float64).index_add_(1, self.shared, found)
         return found

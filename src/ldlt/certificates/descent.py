@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ldlt.certificates.dual import lower_bound_squared
 from ldlt.certificates.elimination import Factor, apply, apply_adjoint, eliminate
-from ldlt.certificates.pairs import Corners, pair_products, shifted
+from ldlt.certificates.pairs import pair_products, slanted
 from ldlt.certificates.problem import Layer, Problem
 
 __all__ = ["descend"]
@@ -96,13 +96,15 @@ class _State:
         gradients = []
         for layer, own in zip(p.layers, p.split(self.multipliers).values(), strict=True):
             corners = _corners(layer, inverse)
-            b = self.before[layer.name]
-            a = self.solution[layer.name] - layer.center[:, None] * b
-            weighted_a, weighted_b = a * self.slope, b * self.slope
-            steep = (2 * weighted_a @ a.T, 2 * weighted_a @ b.T, 2 * weighted_b @ b.T)
-            barrier = 4 * _grouped(layer, pair_products(layer.radius, corners, corners))
+            beside, below = corners.diagonal().split(layer.size)
+            total = torch.zeros(layer.count, dtype=torch.float64).index_add_(0, layer.shared, beside - below)
+            gradients.append(-2 * total - 1 / own)
+            b = layer.radius[:, None] * self.before[layer.name]
+            a = torch.addcmul(self.solution[layer.name], layer.center[:, None], self.before[layer.name], value=-1.0)
+            each = torch.cat([a, b])
+            barrier = 4 * _grouped(layer, pair_products(corners, corners))
             barrier.diagonal().add_(own**-2)
-            whole = barrier + 4 * _grouped(layer, pair_products(layer.radius, steep, corners))
+            whole = barrier + 4 * _grouped(layer, pair_products((2 * each * self.slope) @ each.T, corners, out=corners))
             grade = own[:, None] * own
             self.hessians.append(barrier * grade)
             scaled = whole * grade
@@ -113,9 +115,6 @@ class _State:
                     break
                 shift *= 100
             self.factors.append(factor)
-            each = corners[0].diagonal() - layer.radius**2 * corners[2].diagonal()
-            total = torch.zeros(layer.count, dtype=torch.float64).index_add_(0, layer.shared, each)
-            gradients.append(-2 * total - 1 / own)
         flat = torch.cat(gradients)
         self.gradient = self.multipliers * (flat - self._rows(self.solution, self.before, self.slope))
 
@@ -184,19 +183,22 @@ class _State:
         return lower_bound_squared(self.problem, {b: u * root for b, u in self.solution.items()})
 
 
-def _corners(layer: Layer, inverse: dict[tuple[str, str], Tensor]) -> Corners:
-    """Products of the vectors of one layer in ``Q^{-1}``."""
+def _corners(layer: Layer, inverse: dict[tuple[str, str], Tensor]) -> Tensor:
+    """``F Q^{-1} F'`` of one layer, (2n, 2n)."""
 
     def block(a: str, b: str) -> Tensor:
         return inverse[a, b] if (a, b) in inverse else inverse[b, a].T
 
-    mixed = torch.zeros(layer.size, layer.size, dtype=torch.float64)
-    full = torch.zeros_like(mixed)
-    for b, v in layer.inputs.items():
-        mixed = torch.addmm(mixed, block(layer.name, b), v.T)
-        for a, u in layer.inputs.items():
-            full = torch.addmm(full, u, block(a, b) @ v.T)
-    return shifted(layer.center, block(layer.name, layer.name), mixed, full)
+    n = layer.size
+    both = torch.zeros(2 * n, 2 * n, dtype=torch.float64)
+    maps = {b: layer.radius[:, None] * v for b, v in layer.inputs.items()}
+    both[:n, :n] = block(layer.name, layer.name)
+    for b, v in maps.items():
+        both[:n, n:].addmm_(block(layer.name, b), v.T)
+        for a, u in maps.items():
+            both[n:, n:].addmm_(u, block(a, b) @ v.T)
+    both[n:, :n] = both[:n, n:].T
+    return slanted(layer.center / layer.radius, both)
 
 
 def _state(problem: Problem, multipliers: Tensor, tau: float) -> _State | None:

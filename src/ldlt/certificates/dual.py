@@ -40,18 +40,20 @@ def lower_bound_squared(problem: Problem, vectors: dict[str, Tensor]) -> float:
     fixed = {problem.input: start}
     for layer in problem.layers:
         v = apply(layer, fixed)
-        middle = layer.center[:, None] * v
+        center = layer.center[:, None]
+        middle = center * v
         given = vectors.get(layer.name)
         if given is None:
             fixed[layer.name] = middle
             continue
         # The residual of the vectors as they were given keeps its direction. Its length is cut where it is too long.
-        residual = given - layer.center[:, None] * apply(layer, vectors)
-        zeros = torch.zeros(layer.count, dtype=torch.float64)
-        have = zeros.index_add(0, layer.shared, residual.square().sum(1))
-        may = zeros.index_add(0, layer.shared, layer.radius**2 * v.square().sum(1))
+        residual = given - (middle if set(layer.inputs) <= {problem.input} else center * apply(layer, vectors))
+        have, may = residual.square().sum(1), layer.radius**2 * v.square().sum(1)
+        if layer.count < layer.size:
+            zeros = torch.zeros(layer.count, dtype=torch.float64)
+            have, may = (zeros.index_add(0, layer.shared, t)[layer.shared] for t in (have, may))
         factor = (may / have.clamp(min=1e-300)).sqrt().nan_to_num(0.0).clamp(max=1.0)
-        fixed[layer.name] = middle + factor[layer.shared][:, None] * residual
+        fixed[layer.name] = torch.addcmul(middle, factor[:, None], residual)
     y = sum((m @ fixed[b] for b, m in problem.output.items() if b in fixed), torch.zeros(()).double())
     found = float(y.square().sum()) / norm
     return found if found < float("inf") else 0.0

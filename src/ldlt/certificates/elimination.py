@@ -199,12 +199,11 @@ def bound_squared(problem: Problem, multipliers: Tensor | Choose) -> tuple[float
 
 def apply(layer: Layer, z: Vectors) -> Tensor:
     """``v = Σ_b V_b z_b``, (n, k)."""
-    k = next(iter(z.values())).shape[1]
-    total = torch.zeros(layer.size, k, dtype=torch.float64)
+    total = None
     for b, v in layer.inputs.items():
         if b in z:
-            total = torch.addmm(total, v, z[b])
-    return total
+            total = v @ z[b] if total is None else torch.addmm(total, v, z[b])
+    return total if total is not None else torch.zeros(layer.size, next(iter(z.values())).shape[1], dtype=torch.float64)
 
 
 def apply_adjoint(layer: Layer, right: Tensor, into: Vectors) -> None:

@@ -80,7 +80,7 @@ def eclipse(
         fast: The closed form.
         tolerance: Relative tolerance of s in each layer. A large one stops near the centre of what is feasible, which
             leaves more to the layers behind: 0.3 often ends in a lower bound than 1e-5, and is a better start.
-        stop: Whether time is up; the rest then takes the closed form.
+        stop: Whether time is up; the layer at hand is then left as it is, and the rest takes the closed form.
 
     Returns:
         The bound, and multipliers of the full inequality.
@@ -104,7 +104,7 @@ def eclipse(
             each = 4 * layer.radius[:, None] * (white @ white.T) * layer.radius
             value = torch.full((layer.count,), 1 / float(torch.linalg.matrix_norm(each, 2)), dtype=torch.float64)
         else:
-            value = _greedy(layer, white, maps[i + 1], tolerance)
+            value = _greedy(layer, white, maps[i + 1], tolerance, stop or _never)
         chosen.append(value)
         spread = value[layer.shared]
         inner = metric + 2 * maps[i].T @ ((spread * layer.product)[:, None] * maps[i])
@@ -124,7 +124,11 @@ def _factor(matrix: Tensor, index: int) -> Tensor:
     return factor
 
 
-def _greedy(layer: Layer, white: Tensor, after: Tensor, tolerance: float) -> Tensor:
+def _never() -> bool:
+    return False
+
+
+def _greedy(layer: Layer, white: Tensor, after: Tensor, tolerance: float, stop: Callable[[], bool]) -> Tensor:
     """The semidefinite program of one layer: that of a network with it as its only hidden layer."""
     x = "x"
     alone = Layer(layer.name, layer.size, layer.kept, {x: white}, layer.center, layer.radius, layer.shared, layer.count)
@@ -137,7 +141,10 @@ def _greedy(layer: Layer, white: Tensor, after: Tensor, tolerance: float) -> Ten
         if value < best:
             best, chosen = value, multipliers
         low = max(low, lower)
-        return value <= low * (1 + tolerance)
+        return best <= low * (1 + tolerance)
 
-    solve(small, start, squared, stop=lambda: False, report=report)
-    return chosen
+    for reduced in (True, False):
+        solve(small, start, squared, stop=stop, report=report, reduced=reduced, near=math.inf)
+        if best <= low * (1 + tolerance) or stop():
+            break
+    return chosen.clone()

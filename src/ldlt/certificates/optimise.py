@@ -31,10 +31,11 @@ DENSE_COORDINATES = 1600
 TOLERANCE = 1e-4
 """Default relative tolerance of ℓ."""
 
-_GREEDY_WIDTH = 320  # widest layer for which a semidefinite program per layer is cheap enough as a start
+_GREEDY_WIDTH = 1100  # widest layer for which a semidefinite program per layer is cheap enough as a start
 _ATTEMPTS = 3  # starts of the interior-point method, if rounding stops it
+_BOLD, _CENTRED = 0.7, 0.5  # θ of the start, for the reduced form and for the other methods
 _ROOM = 1.05  # factor of ℓ² that leads from a bound that is tight to the interior
-_LONGEST_START = 0.5  # share of the time limit that may go into the start
+_LONGEST_START = 0.6  # share of the time limit that may go into the start
 
 
 @dataclass(frozen=True)
@@ -196,37 +197,51 @@ def minimise(
     return _finish(search, reason)
 
 
+@torch.inference_mode()
 def _run(search: _Search, start: Mapping[str, Tensor] | None, dense: bool) -> str:
     problem = search.problem
-    begin = _begin(search, dense)
-    if start is not None:
-        given = problem.flat(start)
-        if bool((given > 0).all() & given.isfinite().all()):
-            squared, _ = bound_squared(problem, given)
-            # Strictly inside, or no barrier is finite there: a bound a little larger makes room.
-            if 0 < squared < begin[0]:
-                search.offer(squared, given / squared)
-                begin = (_ROOM * squared, given / (_ROOM * squared))
+    begin = _begin(search, start, dense, _BOLD if dense else _CENTRED)
     if not math.isfinite(search.squared):
         raise InfeasibleError("no feasible start: weights or slopes are too large for float64")
     if search.squared == 0:
         return "the bound is zero"
-    if dense:
-        reason = ""
-        for _ in range(_ATTEMPTS):
-            reason = interior.solve(problem, begin[1], begin[0], stop=search.late, report=search.report)
-            if search.done() or search.late():
-                break
-            # Rounding was the limit: begin again in the coordinates of the best point.
-            begin = (_ROOM * search.squared, search.best / _ROOM)
+    if not dense:
+        return descent.descend(problem, begin[1], tolerance=search.tolerance, stop=search.late, report=search.report)
+
+    def solve(reduced: bool) -> str:
+        return interior.solve(problem, begin[1], begin[0], stop=search.late, report=search.report, reduced=reduced)
+
+    reason = solve(reduced=True)
+    if search.done() or search.late():
         return reason
-    return descent.descend(problem, begin[1], tolerance=search.tolerance, stop=search.late, report=search.report)
+    begin = _begin(search, start, dense, _CENTRED)
+    for _ in range(_ATTEMPTS):
+        reason = solve(reduced=False)
+        if search.done() or search.late():
+            break
+        # Rounding was the limit: begin again in the coordinates of the best point.
+        begin = (_ROOM * search.squared, search.best / _ROOM)
+    return reason
 
 
-def _begin(search: _Search, dense: bool) -> tuple[float, Tensor]:
-    """A feasible start."""
+def _begin(search: _Search, start: Mapping[str, Tensor] | None, dense: bool, theta: float) -> tuple[float, Tensor]:
+    """The best of the feasible points at hand, strictly inside."""
+    found = _feasible(search, dense, theta)
+    if start is not None:
+        given = search.problem.flat(start)
+        if bool((given > 0).all() & given.isfinite().all()):
+            squared, _ = bound_squared(search.problem, given)
+            # Strictly inside, or no barrier is finite there: a bound a little larger makes room.
+            if 0 < squared < found[0]:
+                search.offer(squared, given / squared)
+                found = (_ROOM * squared, given / (_ROOM * squared))
+    return found
+
+
+def _feasible(search: _Search, dense: bool, theta: float) -> tuple[float, Tensor]:
+    """A feasible point from nothing."""
     problem = search.problem
-    found = feasible(problem)
+    found = feasible(problem, theta=theta)
     if not math.isfinite(found[0]):
         found = min((feasible(problem, shape) for shape in SHAPES), key=lambda pair: pair[0])
     search.offer(*found)
@@ -247,7 +262,7 @@ def _begin(search: _Search, dense: bool) -> tuple[float, Tensor]:
 def _finish(search: _Search, reason: str) -> Solution:
     """Scale the multipliers to the full inequality and evaluate their bound once more, from the definition."""
     problem = search.problem
-    squared, multipliers = search.squared, search.squared * search.best
+    squared, multipliers = search.squared, search.squared * search.best  # no longer tensors of the inference mode
     exact, _ = bound_squared(problem, multipliers)
     if not exact <= squared * (1 + 1e-9):
         # The best point may be singular to working precision: a slightly larger bound is safe.

@@ -1,33 +1,32 @@
-"""Traces of products of rank-two matrices, as elementwise products."""
+r"""Traces of products of rank-two matrices, as elementwise products.
+
+With ``A_k = d_kd_k' − v_kv_k'``, ``d_k = e_k − c_kv_k``, where ``v_k`` is the pre-activation of a neuron times the
+radius of its slopes and ``c_k`` their centre divided by it, and with ``F = [d_1, …, d_n, v_1, …, v_n]'`` (2n, N),
+
+.. math:: \operatorname{tr}(A_kXA_lZ) = \sum_{a,b \in \{d, v\}} \pm (F X F')_{ak,bl} (F Z F')_{ak,bl} .
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-__all__ = ["Corners", "pair_products", "shifted"]
-
-Corners = tuple[Tensor, Tensor, Tensor]
-"""``d_k'Xd_l``, ``d_k'Xv_l``, ``v_k'Xv_l`` of a symmetric X, (n, n) each, with ``d_k = e_k − c_kv_k``."""
+__all__ = ["pair_products", "slanted"]
 
 
-def shifted(center: Tensor, ee: Tensor, ev: Tensor, vv: Tensor) -> Corners:
-    """Corners from those with ``e_k`` in the place of ``d_k``."""
-    c = center[:, None]
-    dv = ev - c * vv
-    return ee - c * ev.T - dv * center, dv, vv
+def slanted(center: Tensor, both: Tensor) -> Tensor:
+    """``F X F'`` (2n, 2n) from the products with ``e`` in the place of ``d``, which are overwritten."""
+    n = len(center)
+    both[:n].addcmul_(center[:, None], both[n:], value=-1.0)
+    both[:, :n].addcmul_(both[:, n:], center, value=-1.0)
+    return both
 
 
-def pair_products(radius: Tensor, x: Corners, z: Corners) -> Tensor:
-    """``tr(A_kXA_lZ)`` (n, n) for ``A_k = d_kd_k' − r_k²v_kv_k'``.
-
-    Args:
-        radius: r, (n,).
-        x: Corners of X.
-        z: Corners of Z.
-    """
-    square = radius**2
-    mixed = x[1] * z[1] * square
-    found = x[2] * z[2] * square * square[:, None]
-    found -= mixed
-    found -= mixed.T
-    return found.addcmul_(x[0], z[0])
+def pair_products(x: Tensor, z: Tensor, out: Tensor | None = None) -> Tensor:
+    """``tr(A_kXA_lZ)`` (n, n) from ``F X F'`` and ``F Z F'``; ``out`` may be one of them, to save memory."""
+    n = len(x) // 2
+    both = torch.mul(x, z, out=out)
+    found = both[:n, :n] + both[n:, n:]
+    found -= both[:n, n:]
+    found -= both[n:, :n]
+    return found

@@ -255,11 +255,14 @@ def _activate(
         if not bool((low <= high).all() & low.isfinite().all() & high.isfinite().all()):
             raise OptionError(f"slopes of '{node.name}' must be finite with m <= L")
         center, radius = (high + low) / 2, (high - low) / 2
-        member = torch.arange(n)
         keep = alive & (radius > 0)
     shift = torch.where(~keep | (radius < _NEARLY_LINEAR * center.abs()), center, 0.0)
     kept = keep.nonzero().reshape(-1)
-    names, shared = member[kept].unique(return_inverse=True)
+    if member is None:
+        shared, count = torch.arange(len(kept)), len(kept)
+    else:
+        names, shared = member[kept].unique(return_inverse=True)
+        count = len(names)
     layer = Layer(
         node.name,
         n,
@@ -268,7 +271,7 @@ def _activate(
         (center - shift)[kept],
         radius[kept],
         shared,
-        len(names),
+        count,
     )
     out: Rows = {b: r * shift for b, r in rows.items()}
     if len(kept):
