@@ -36,7 +36,8 @@ def test_protocol_is_the_papers() -> None:
     assert {c.learning_rate for c in tuned.candidates} == {1e-3, 3e-3, 1e-2}
     assert len(tuned.candidates) == 6
     differ = {name for name in paper.__dataclass_fields__ if getattr(paper, name) != getattr(tuned, name)}
-    assert differ == {"name", "candidates", "rungs"}
+    assert differ == {"name", "candidates", "rungs", "start"}
+    assert replace(tuned.start, alpha=paper.start.alpha) == paper.start  # which is on the scale of the step sizes
 
 
 def test_width_rule() -> None:

@@ -290,7 +290,8 @@ def _fit(arguments: Namespace, table: Table, rows: Any) -> tuple[Any, list[str]]
 class _Progress:
     """Progress on standard error, and whether Ctrl-C was pressed.
 
-    Training answers a ``KeyboardInterrupt`` with what was learnt so far; all this does is remember that there was one.
+    Training answers a ``KeyboardInterrupt`` with what was learnt so far. This remembers that there was one, and raises it
+    again after the epoch if it got lost: Python drops exceptions that come up in destructors and callbacks.
     """
 
     def __init__(self, show: bool) -> None:
@@ -304,6 +305,8 @@ class _Progress:
             held = "" if math.isnan(epoch.validation) else f"   held rows {epoch.validation:.4f}"
             line = f"epoch {epoch.epoch}/{epoch.epochs}   loss {epoch.loss:.4f}{held}   {epoch.seconds:.0f} s"
             print(f"\r{line:<70}", end="", file=sys.stderr, flush=True)
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> None:
         before = signal.getsignal(signal.SIGINT)
