@@ -112,6 +112,20 @@ def test_record_takes_backward_passes() -> None:
     assert not program(x)[0].requires_grad
 
 
+def test_record_at_a_kink() -> None:
+    """Where rounding decides on a gradient, a recorded program may decide otherwise and is none the worse."""
+    calls = []
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        calls.append(1)
+        noise = 1e-9 * (-1.0) ** len(calls)  # another sign in every call, as of another rounding
+        return ((x[0] - x[1] + noise).sign(),)
+
+    program = record(function, torch.ones(2))
+    assert float(program(torch.tensor([2.0, 1.0]))[0]) == 1.0
+    assert float(program(torch.tensor([1.0, 2.0]))[0]) == -1.0
+
+
 def test_record_refuses_what_it_cannot_replay() -> None:
     def impure(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (x * torch.rand(3),)

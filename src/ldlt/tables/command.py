@@ -290,8 +290,8 @@ def _fit(arguments: Namespace, table: Table, rows: Any) -> tuple[Any, list[str]]
 class _Progress:
     """Progress on standard error, and whether Ctrl-C was pressed.
 
-    Training answers a ``KeyboardInterrupt`` with what was learnt so far. This remembers that there was one, and raises it
-    again after the epoch if it got lost: Python drops exceptions that come up in destructors and callbacks.
+    Training answers a ``KeyboardInterrupt`` with what was learnt so far. This remembers that there was one, and raises
+    it again after the epoch if it got lost: Python drops exceptions that come up in destructors and callbacks.
     """
 
     def __init__(self, show: bool) -> None:
