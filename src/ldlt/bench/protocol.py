@@ -59,8 +59,9 @@ LOSSES: dict[str, Loss] = {
 class Start:
     """Start values of LDLT networks, which decide how far an optimiser's step moves them.
 
-    Chosen by ``benchmarks/choose_start.py`` on rows that are held out of the training rows; one choice for all data
-    sets. A network moves by steps of size η on the scale √α, so a search around a larger η wants a larger α.
+    Chosen on rows that are held out of the training rows (``benchmarks/choose_start.py`` prints such scores); one
+    choice for all data sets. A network moves by steps of size η on the scale √α, so a search around a larger η wants a
+    larger α.
 
     Attributes:
         alpha: Start value of α at width 64: the free matrices start at norm ``gain·√α``.

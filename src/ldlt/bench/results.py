@@ -138,11 +138,7 @@ COLUMNS = (
     Column("batch_size", "int64", "rows of a batch"),
     Column("validation_score", "double", "score on the validation rows by which settings and epoch were chosen"),
     Column("seconds", "double", "time of training and test"),
-    Column(
-        "cpu_seconds",
-        "double",
-        "processor time of training and test, which other work on the machine does not lengthen",
-    ),
+    Column("cpu_seconds", "double", "processor time of training and test: without the time spent waiting for a core"),
     Column("train_rows", "int64", "number of training rows"),
     Column("validation_rows", "int64", "number of validation rows"),
     Column("test_rows", "int64", "number of test rows"),
