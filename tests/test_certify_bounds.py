@@ -149,20 +149,20 @@ def test_random_graphs(seed):
 # ------------------------------------------------------------------------------------------- the interior-point method
 
 
-def mixed_problem(seed):
+def mixed_problem(seed, form=Reduced):
     """A problem with groups or with slopes of any product, and its dense form."""
     torch.manual_seed(seed)
     act = [nn.ReLU, nn.GELU, activations.MaxMin][seed % 3]
     _, problem = problem_of(Residual(4, 6, 2, 3, act).double(), 4)
     squared, start = feasible(problem)
-    return problem, Dense.build(problem, start, math.sqrt(squared))
+    return problem, Dense.build(problem, start, math.sqrt(squared), opened=form is Reduced)
 
 
 @pytest.mark.parametrize("form", [Whole, Reduced])
 @pytest.mark.parametrize("seed", range(3))
 def test_derivatives_of_the_constraint(seed, form):
     """``∂S``, the traces, and the linear system with its curvature, from differences."""
-    _, d = mixed_problem(seed)
+    _, d = mixed_problem(seed, form)
     eta = 0.8 + 0.2 * torch.rand(d.count)
     place, step = form.at(d, eta), 1e-4
     units = torch.eye(d.count)
@@ -436,7 +436,8 @@ def test_history_and_options():
     _, problem = problem_of(Chain([6, 20, 20, 4]), 6)
     found = minimise(problem)
     bounds = [step.bound for step in found.history]
-    assert bounds == sorted(bounds, reverse=True)
+    # the last one is evaluated once more, from the definition
+    assert all(after <= before * (1 + 1e-12) for before, after in pairwise(bounds))
     assert found.gap <= 1e-4
     assert found.history[-1].bound == found.bound == pytest.approx(bound_of(problem, found.multipliers))
     for options in ({"tolerance": 0.0}, {"time_limit": -1.0}):

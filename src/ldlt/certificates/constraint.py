@@ -137,8 +137,9 @@ class Whole(Place):
 
     def system(self, dual: Tensor, inverse: Tensor, share: float, mu: float) -> tuple[Tensor, Tensor]:
         """``H`` (m, m), and the pull of the barriers (m,)."""
-        corners = self.d.corners(inverse)
-        return self.d.system(self.d.corners(dual), corners), self.d.traces(corners)
+        one, two = self.d.space
+        corners, pull = self.d.corners(inverse, one), self.d.traces(one)
+        return self.d.system(self.d.corners(dual, two), corners), pull
 
     def lag(self, before: Place, change: Tensor) -> float:
         """By how much τ must grow for S to be no less than if it were linear."""
@@ -151,9 +152,13 @@ class Reduced(Place):
     def __init__(self, d: Dense, eta: Tensor, factor: Tensor) -> None:
         self.d, self.eta, self.factor = d, eta, factor
         half = torch.linalg.solve_triangular(factor, d.output.mT, upper=False)
-        self.fixed = -(half.mT @ half)
-        self.basis = torch.linalg.solve_triangular(factor.mT, half, upper=True)  # B
+        self.basis = torch.linalg.solve_triangular(factor.mT, half, upper=True)  # B, of the coordinates of d
         self.rows = d.rows(self.basis)  # F B
+        self.tail = slice(len(d.center) - d.tail, len(d.center))
+        self.spare = d.spread(eta)[self.tail].reciprocal()  # P^{-1} of the others, which is diagonal
+        beside = self.rows[self.tail]
+        torch.mul(self.spare[:, None], d.end.mT, out=beside)
+        self.fixed = torch.addmm(half.mT @ half, d.end, beside).neg_()
         self.side = torch.eye(len(d.output), dtype=torch.float64)
         self.weight = min(1.0, len(d.output) / d.count)
         self._largest = -float(torch.linalg.eigvalsh(self.fixed)[0])
@@ -176,7 +181,8 @@ class Reduced(Place):
 
     def lifted(self, right: Tensor) -> Tensor:
         """``B right``, (N, ·)."""
-        return self.basis @ right
+        below = self.rows[len(self.d.center) :][self.tail]
+        return torch.cat([self.basis, torch.addcmul(self.rows[self.tail], self.d.slant[:, None], below)]) @ right
 
     def change(self, eta: Tensor) -> Tensor:
         """``Σ_k η_k ∂S/∂η_k``, (q, q)."""
@@ -193,10 +199,12 @@ class Reduced(Place):
 
     def system(self, dual: Tensor, inverse: Tensor, share: float, mu: float) -> tuple[Tensor, Tensor]:
         """``H`` (m, m), and the pull of the barriers (m,)."""
-        form = self.d.corners(torch.cholesky_inverse(self.factor))
+        one, two = self.d.space
+        form = self.d.corners(torch.cholesky_inverse(self.factor), one)
+        form.diagonal()[self.tail] = self.spare
         pull = self.traces(inverse) + share * self.d.traces(form)
         # The product of κ/2 with S^{-1} is not part of the derivative; it is small where κ is.
-        left = torch.addmm(form, self.rows @ dual, self.rows.mT, beta=share * mu / 2)
+        left = torch.addmm(form, self.rows @ dual, self.rows.mT, beta=share * mu / 2, out=two)
         return self.d.system(left, form.addmm_(self.rows @ inverse, self.rows.mT, beta=2.0)), pull
 
     def lag(self, before: Place, change: Tensor) -> float:

@@ -20,21 +20,35 @@ class Dense:
 
     ``Q_0(η) = E + Σ_j η_jA_j``, ``A_j = d_jd_j' − v_jv_j'``, ``d_j = e_j − c_jv_j``, where ``v_j`` is the
     pre-activation times the radius of the slopes, and ``c_j`` their centre divided by it.
+
+    No neuron reads the last layer. If its coordinates are ``w − cv`` instead of ``w`` (``opened``), ``Q_0`` falls apart
+    into ``diag(η)`` for them and a matrix of the other N coordinates, which is the one that is meant here: then there
+    are no rows ``d`` of the last layer, and its ``c`` is 0.
     """
 
     inputs: int
-    total: int
+    total: int  # N
+    tail: int  # coordinates that were left out
     before: tuple[tuple[slice, tuple[tuple[slice, Tensor], ...]], ...]  # V: rows of a layer, then columns and blocks
     output: Tensor  # Y, (k, N)
-    center: Tensor
+    end: Tensor  # Y of the coordinates that were left out, (k, tail)
+    center: Tensor  # (n,)
+    slant: Tensor  # c of the coordinates that were left out, (tail,)
     shared: Tensor
     count: int
     scale: Tensor  # w = ŵ / scale, (n,)
     unit: float  # ŷ = y / unit
 
     @classmethod
-    def build(cls, problem: Problem, multipliers: Tensor, unit: float) -> Dense:
-        """Scale by multipliers Λ: ``η = 1`` stands for them, and ``unit`` for an output of norm one."""
+    def build(cls, problem: Problem, multipliers: Tensor, unit: float, *, opened: bool = False) -> Dense:
+        """Scale by multipliers Λ: ``η = 1`` stands for them, and ``unit`` for an output of norm one.
+
+        Args:
+            problem: The problem.
+            multipliers: Λ.
+            unit: Norm of the output.
+            opened: Leave the last layer out.
+        """
         sizes, starts = problem.sizes, problem.offsets
         offset, shared, parts = 0, [], problem.split(multipliers)
         for layer in problem.layers:
@@ -51,13 +65,24 @@ class Dense:
                 blocks.append((there, steep[:, None] * block / columns[there]))
             before.append((here, tuple(blocks)))
             row += layer.size
-        y = problem.dense(problem.outputs, problem.output)
+        y = problem.dense(problem.outputs, problem.output) / columns / unit
+        center = torch.cat([layer.center / layer.radius for layer in problem.layers])
+        tail = problem.layers[-1].size if opened else 0
+        y, end = y.split([y.shape[1] - tail, tail], 1)
+        slant, center = center[row - tail :], torch.cat([center[: row - tail], torch.zeros(tail, dtype=torch.float64)])
+        if tail:
+            y, pull = y.clone(), end * slant
+            for there, block in before[-1][1]:  # Y_n w = Y_n (cv + (w − cv))
+                y[:, there].addmm_(pull, block)
         return cls(
             problem.inputs,
             y.shape[1],
+            tail,
             tuple(before),
-            y / columns / unit,
-            torch.cat([layer.center / layer.radius for layer in problem.layers]),
+            y,
+            end,
+            center,
+            slant,
             torch.cat(shared),
             offset,
             scale,
@@ -95,39 +120,40 @@ class Dense:
                     torch.mm(block, right[there], out=rows)
 
     def lower(self, weights: Tensor) -> Tensor:
-        """The lower triangle of ``Σ_k weights_k A_k`` (N, N), weights (m,); zero above it."""
-        g, n0 = self.spread(weights), self.inputs
+        """``Σ_k weights_k A_k`` (N, N), weights (m,): its lower triangle, with anything above it."""
+        g, n0, beside = self.spread(weights), self.inputs, self.total - self.inputs
         cross = (g * self.center)[:, None]
         found = torch.zeros(self.total, self.total, dtype=torch.float64)
         for (here, blocks), bent in zip(self.before, self.bent, strict=True):
             rows = found[here.start + n0 : here.stop + n0]
             weight = (g[here] * self.product[here])[:, None] if bent else None
             for there, block in blocks:
-                rows[:, there].addcmul_(cross[here], block, value=-1.0)
+                if here.start < beside:
+                    rows[:, there].addcmul_(cross[here], block, value=-1.0)
                 if weight is None:
                     continue
                 for other, second in blocks:
-                    if other.start < there.start:
+                    if other.start <= there.start:
                         found[there, other].addmm_(block.mT, weight * second)
-                    elif other.start == there.start:
-                        found[there, other] += (block.mT @ (weight * second)).tril_()
-        found.diagonal()[n0:] += g
+        found.diagonal()[n0:] += g[:beside]
         return found
 
     def combine(self, weights: Tensor) -> Tensor:
         """``Σ_k weights_k A_k`` (N, N), weights (m,)."""
-        found = self.lower(weights)
+        found = self.lower(weights).tril_()
         diagonal = found.diagonal().clone()
         found = found + found.mT
         found.diagonal().sub_(diagonal)
         return found
 
     def rows(self, right: Tensor) -> Tensor:
-        """``F right`` (2n, q), ``F = [d_1, …, d_n, v_1, …, v_n]'``."""
-        n = self.center.shape[0]
+        """``F right`` (2n, q), ``F = [d_1, …, d_n, v_1, …, v_n]'``; ``d`` of what was left out is zero."""
+        n, m = self.center.shape[0], self.total - self.inputs
         found = torch.empty(2 * n, right.shape[1], dtype=torch.float64)
         self.apply(right, found[n:])
-        torch.addcmul(right[self.inputs :], self.center[:, None], found[n:], value=-1.0, out=found[:n])
+        below = self.center[:m, None], found[n : n + m]
+        torch.addcmul(right[self.inputs :], *below, value=-1.0, out=found[:m])
+        found[m:n] = 0.0
         return found
 
     def sums(self, products: Tensor) -> Tensor:
@@ -139,13 +165,20 @@ class Dense:
         """``<A_k, left right'>`` for factors (N, q), (m,)."""
         return self.sums(self.rows(left) * self.rows(right))
 
-    def corners(self, matrix: Tensor) -> Tensor:
-        """``F M F'`` (2n, 2n) of a symmetric M."""
-        n, half = self.center.shape[0], self.rows(matrix)
-        found = torch.empty(2 * n, 2 * n, dtype=torch.float64)
+    @cached_property
+    def space(self) -> tuple[Tensor, Tensor]:
+        """Room for two matrices (2n, 2n): to ask for it again and again takes longer than to fill it."""
+        both = torch.empty(2, 2 * len(self.center), 2 * len(self.center), dtype=torch.float64)
+        return both[0], both[1]
+
+    def corners(self, matrix: Tensor, found: Tensor) -> Tensor:
+        """``F M F'`` (2n, 2n) of a symmetric M, into ``found``."""
+        n, half, m = self.center.shape[0], self.rows(matrix), self.total - self.inputs
         self.apply(half.mT, found[n:])
         found[:n, n:] = found[n:, :n].mT
-        torch.addcmul(half[:n, self.inputs :], found[:n, n:], self.center, value=-1.0, out=found[:n, :n])
+        beside = self.center[:m]
+        torch.addcmul(half[:n, self.inputs :], found[:n, n : n + m], beside, value=-1.0, out=found[:n, :m])
+        found[:n, m:n] = 0.0
         return found
 
     def traces(self, corners: Tensor) -> Tensor:

@@ -158,12 +158,15 @@ class _Iterate:
             scaled.diagonal().add_(10.0**exponent)
             self.factor_of_system, info = torch.linalg.cholesky_ex(scaled)
             if int(info) == 0:
+                self.shaken = exponent > -15
                 return True
         return False
 
     def _solve(self, right: Tensor) -> Tensor:
         found = self._roughly(right)
-        return found + self._roughly(right - self.matrix @ found)  # refinement takes the jitter out again
+        if self.shaken:  # refinement takes the jitter out again
+            found = found + self._roughly(right - self.matrix @ found)
+        return found
 
     def _roughly(self, right: Tensor) -> Tensor:
         return self.grade * torch.cholesky_solve((self.grade * right)[:, None], self.factor_of_system)[:, 0]
@@ -254,9 +257,9 @@ def solve(
     Returns:
         Why it stopped.
     """
-    d = Dense.build(problem, multipliers, math.sqrt(bound_squared))
-    if reduced and not bool((d.center != 0).all()):
+    if reduced and not all(bool(layer.center.all()) for layer in problem.layers):
         return "layers are not coupled in the reduced form"
+    d = Dense.build(problem, multipliers, math.sqrt(bound_squared), opened=reduced)
     columns = torch.cat([torch.ones(d.inputs, dtype=torch.float64), d.scale])[:, None]
     form: type[Place] = Reduced if reduced else Whole
     place = form.at(d, torch.ones(d.count, dtype=torch.float64))

@@ -208,7 +208,7 @@ def _eye(size: int) -> Tensor:
 
 
 def _nonzero(rows: Rows) -> Rows:
-    return {b: r for b, r in rows.items() if bool((r != 0).any())}
+    return {b: r for b, r in rows.items() if r.numel() and any(float(end) != 0 for end in r.aminmax())}
 
 
 def push(node: Wire, module: nn.Module, parents: list[Rows], graph: Graph) -> Rows:
@@ -257,7 +257,7 @@ def _activate(
         center, radius = (high + low) / 2, (high - low) / 2
         keep = alive & (radius > 0)
     shift = torch.where(~keep | (radius < _NEARLY_LINEAR * center.abs()), center, 0.0)
-    kept = keep.nonzero().reshape(-1)
+    kept, whole = keep.nonzero().reshape(-1), bool(keep.all())
     if member is None:
         shared, count = torch.arange(len(kept)), len(kept)
     else:
@@ -267,13 +267,16 @@ def _activate(
         node.name,
         n,
         kept,
-        {b: r.T.contiguous() for b, r in _nonzero({b: r[:, kept] for b, r in rows.items()}).items()},
+        {
+            b: r.T.contiguous()
+            for b, r in (rows if whole else _nonzero({b: r[:, kept] for b, r in rows.items()})).items()
+        },
         (center - shift)[kept],
         radius[kept],
         shared,
         count,
     )
-    out: Rows = {b: r * shift for b, r in rows.items()}
+    out = _nonzero({b: r * shift for b, r in rows.items()}) if bool(shift.any()) else {}
     if len(kept):
-        out[node.name] = _eye(n)[kept]
-    return layer, _nonzero(out)
+        out[node.name] = _eye(n) if whole else _eye(n)[kept]
+    return layer, out

@@ -137,9 +137,11 @@ def _choose(layer: Layer, form: Tensor, shape: Callable[[Tensor], Tensor], theta
     if layer.count < layer.size:  # members of a group may be constant
         form = form + _FLOOR * form.diagonal().max() * torch.eye(len(form), dtype=torch.float64)
     guess = shape(form)
-    # Groups are as careful as their most careful member.
-    grouped = torch.full((layer.count,), math.inf, dtype=torch.float64)
-    grouped = grouped.scatter_reduce(0, layer.shared, guess, "amin")
-    root = grouped[layer.shared].sqrt()
+    if layer.count == layer.size:
+        grouped, root = guess, guess.sqrt()
+    else:  # groups are as careful as their most careful member
+        grouped = torch.full((layer.count,), math.inf, dtype=torch.float64)
+        grouped = grouped.scatter_reduce(0, layer.shared, guess, "amin")
+        root = grouped[layer.shared].sqrt()
     largest = float(torch.linalg.eigvalsh(root[:, None] * form * root)[-1])
     return theta * grouped / largest if 0 < largest < math.inf else None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ldlt.families.gram import gram
 from ldlt.families.layer import Explicit, Layer, raise_zeros, uniform
 
 __all__ = ["AOL", "aol"]
@@ -30,7 +31,7 @@ def aol(weight: Tensor) -> Tensor:
         tensor([[1., 0.],
                 [0., 0.]])
     """
-    row_sums = (weight.mT @ weight).abs().sum(dim=-1)
+    row_sums = gram(weight).abs().sum(dim=-1)
     return weight * raise_zeros(row_sums).rsqrt()[..., None, :]
 
 

@@ -25,9 +25,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ldlt.families.gram import gram
 from ldlt.families.layer import Explicit, Layer, raise_zeros, uniform
 
 __all__ = ["SLL", "sll_diagonal"]
+
+_LEAST = -60.0  # of log q, below the largest
 
 
 def sll_diagonal(weight: Tensor, log_q: Tensor) -> Tensor:
@@ -44,8 +47,9 @@ def sll_diagonal(weight: Tensor, log_q: Tensor) -> Tensor:
         >>> sll_diagonal(torch.ones(1, 2), torch.zeros(2))
         tensor([2., 2.])
     """
-    ratio = torch.exp(log_q[..., None, :] - log_q[..., :, None])  # q_j / q_i
-    return raise_zeros(((weight.mT @ weight).abs() * ratio).sum(dim=-1))
+    # Every q > 0 is valid, and only ratios count: the largest is 1, and none is so small that T would overflow.
+    q = torch.exp((log_q - log_q.detach().amax(-1, keepdim=True)).clamp_min(_LEAST))
+    return raise_zeros((gram(weight).abs() @ q[..., None])[..., 0] / q)
 
 
 class SLL(Layer):

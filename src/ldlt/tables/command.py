@@ -6,9 +6,7 @@ import csv
 import io
 import json
 import math
-import signal
 import sys
-import threading
 import time
 import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -23,6 +21,7 @@ import numpy as np
 
 from ldlt.errors import CertificateError, LdltError, MissingExtraError, OptionError
 from ldlt.tables.reading import TASKS, Table, read_features, read_table, split
+from ldlt.watch import Watch
 
 if TYPE_CHECKING:
     from ldlt.estimators import Epoch
@@ -287,42 +286,12 @@ def _fit(arguments: Namespace, table: Table, rows: Any) -> tuple[Any, list[str]]
     return estimator, notes
 
 
-class _Progress:
-    """Progress on standard error, and whether Ctrl-C was pressed.
-
-    Training answers a ``KeyboardInterrupt`` with what was learnt so far. This remembers that there was one, and raises
-    it again after the epoch if it got lost: Python drops exceptions that come up in destructors and callbacks.
-    """
-
-    def __init__(self, show: bool) -> None:
-        self.show, self.interrupted = show, False
-        self._before: Any = None
-        self._lines = False
+class _Progress(Watch):
+    """Progress of training."""
 
     def __call__(self, epoch: Epoch) -> None:
-        if self.show:
-            self._lines = True
-            held = "" if math.isnan(epoch.validation) else f"   held rows {epoch.validation:.4f}"
-            line = f"epoch {epoch.epoch}/{epoch.epochs}   loss {epoch.loss:.4f}{held}   {epoch.seconds:.0f} s"
-            print(f"\r{line:<70}", end="", file=sys.stderr, flush=True)
-        if self.interrupted:
-            raise KeyboardInterrupt
-
-    def __enter__(self) -> None:
-        before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread() and callable(before):
-            self._before = before
-            signal.signal(signal.SIGINT, self._interrupt)
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-        if self._lines:
-            print(file=sys.stderr)
-
-    def _interrupt(self, number: int, frame: Any) -> None:
-        self.interrupted = True
-        self._before(number, frame)
+        held = "" if math.isnan(epoch.validation) else f"   held rows {epoch.validation:.4f}"
+        self.tell(f"epoch {epoch.epoch}/{epoch.epochs}   loss {epoch.loss:.4f}{held}   {epoch.seconds:.0f} s")
 
 
 def _saved(estimator: Any, table: Table, path: Path) -> Deployed:
