@@ -41,6 +41,7 @@ from ldlt.families import (
     squared_norm,
 )
 from ldlt.families.cayley import CayleyMap
+from ldlt.families.gram import gram
 from ldlt.families.layer import raise_zeros
 from ldlt.families.network import Embed
 
@@ -647,3 +648,51 @@ def test_cayley_map_has_second_derivatives() -> None:
     v, u = torch.randn(2, 4, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
     assert torch.autograd.gradgradcheck(lambda w: CayleyMap(w).rows(v), free)
     assert torch.autograd.gradgradcheck(lambda w: CayleyMap(w).adjoint(u), free)
+
+
+def test_gram_and_its_gradients():
+    """Equal to the plain product with all its derivatives, also for gradients that are not symmetric, and stacked."""
+    torch.manual_seed(0)
+    w = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    left = torch.randn(5, 5, dtype=torch.float64)
+    torch.testing.assert_close(gram(w), w.mT @ w)
+    (found,) = torch.autograd.grad((gram(w) * left).sum(), w)
+    (expected,) = torch.autograd.grad((w.mT @ w * left).sum(), w)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(lambda m: (gram(m) * left).sum()))(w), expected)
+    assert torch.autograd.gradcheck(gram, w)
+    assert torch.autograd.gradgradcheck(gram, w)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_cayley_map_with_pivots(stacked):
+    """Rows are exchanged in the factorisation; solves with M and M' agree with the dense map."""
+    torch.manual_seed(1)
+    free = 30 * torch.randn(2, 6, 9, dtype=torch.float64)
+    assert bool((CayleyMap(free[0]).order != torch.arange(6)).any())
+    v, u = torch.randn(2, 4, 9, dtype=torch.float64), torch.randn(2, 4, 6, dtype=torch.float64)
+
+    def both(weight, v, u):
+        found = CayleyMap(weight)
+        return found.rows(v), found.adjoint(u)
+
+    rows = torch.stack([cayley_rows(m) for m in free])
+    found = (
+        torch.func.vmap(both)(free, v, u)
+        if stacked
+        else [torch.stack(t) for t in zip(*map(both, free, v, u), strict=True)]
+    )
+    torch.testing.assert_close(found[0], v @ rows.mT)
+    torch.testing.assert_close(found[1], u @ rows)
+
+
+def test_sll_takes_any_positive_vector():
+    """The diagonal is the published one, and a bound for spreads of q that overflow by themselves."""
+    torch.manual_seed(2)
+    w, log_q = torch.randn(6, 5, dtype=torch.float64), 20 * torch.randn(5, dtype=torch.float64)
+    ratio = torch.exp(log_q[None, :] - log_q[:, None])
+    torch.testing.assert_close(sll_diagonal(w, log_q), ((w.mT @ w).abs() * ratio).sum(1))
+    for spread in (1e2, 1e4):
+        t = sll_diagonal(w.float(), spread * torch.randn(5)).double()
+        assert bool(t.isfinite().all() & (t > 0).all())
+        assert float(torch.linalg.eigvalsh(torch.eye(5).double() - (w.mT @ w) / (t[:, None] * t).sqrt())[0]) > -1e-6

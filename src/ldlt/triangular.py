@@ -60,11 +60,16 @@ def _factor_in_place(gram: Tensor) -> None:
 def _solve(factor: Tensor, rhs: Tensor, adjoint: bool) -> Tensor:
     """``M^{-1} rhs`` or ``M^{-*} rhs``.
 
-    The transposed system is solved from the right: a BLAS does that 1.5 to 2.5 times as fast as from the left, which
-    pays for a copy of a right side that is not row-major.
+    A row-major right side is the transpose of a column-major one that is solved from the right, without a copy. In
+    float32 that is 1.5 to 2.5 times as fast as from the left, and pays for a copy of any other right side, too; in
+    float64 it is not.
     """
     matrix = factor.mH if adjoint else factor
-    return torch.linalg.solve_triangular(matrix.mT, rhs.contiguous().mT, upper=not adjoint, left=False).mT
+    if rhs.stride(-1) != 1 and rhs.dtype == torch.float32 and rhs.device.type == "cpu":
+        rhs = rhs.contiguous()
+    if rhs.stride(-1) == 1:
+        return torch.linalg.solve_triangular(matrix.mT, rhs.mT, upper=not adjoint, left=False).mT
+    return torch.linalg.solve_triangular(matrix, rhs, upper=adjoint)
 
 
 def _add_product(start: Tensor, left: Tensor, right: Tensor, sign: int) -> Tensor:

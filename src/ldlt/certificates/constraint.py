@@ -201,11 +201,11 @@ class Reduced(Place):
         """``H`` (m, m), and the pull of the barriers (m,)."""
         one, two = self.d.space
         form = self.d.corners(torch.cholesky_inverse(self.factor), one)
-        form.diagonal()[self.tail] = self.spare
+        form.beside.diagonal()[self.tail] = self.spare
         pull = self.traces(inverse) + share * self.d.traces(form)
         # The product of κ/2 with S^{-1} is not part of the derivative; it is small where κ is.
-        left = torch.addmm(form, self.rows @ dual, self.rows.mT, beta=share * mu / 2, out=two)
-        return self.d.system(left, form.addmm_(self.rows @ inverse, self.rows.mT, beta=2.0)), pull
+        left = form.update(self.rows, dual, share * mu / 2, two)
+        return self.d.system(left, form.update(self.rows, inverse, 2.0, one)), pull
 
     def lag(self, before: Place, change: Tensor) -> float:
         """By how much τ must grow for S to be no less than if it were linear."""

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ldlt.certificates.pairs import pair_products
+from ldlt.certificates.pairs import Corners, pair_products
 from ldlt.certificates.problem import Problem
 
 __all__ = ["Dense"]
@@ -166,29 +166,31 @@ class Dense:
         return self.sums(self.rows(left) * self.rows(right))
 
     @cached_property
-    def space(self) -> tuple[Tensor, Tensor]:
-        """Room for two matrices (2n, 2n): to ask for it again and again takes longer than to fill it."""
-        both = torch.empty(2, 2 * len(self.center), 2 * len(self.center), dtype=torch.float64)
-        return both[0], both[1]
+    def space(self) -> tuple[Corners, Corners]:
+        """Room for the corners of two matrices: to ask for it again and again takes longer than to fill it."""
+        return Corners.empty(len(self.center)), Corners.empty(len(self.center))
 
-    def corners(self, matrix: Tensor, found: Tensor) -> Tensor:
-        """``F M F'`` (2n, 2n) of a symmetric M, into ``found``."""
-        n, half, m = self.center.shape[0], self.rows(matrix), self.total - self.inputs
-        self.apply(half.mT, found[n:])
-        found[:n, n:] = found[n:, :n].mT
-        beside = self.center[:m]
-        torch.addcmul(half[:n, self.inputs :], found[:n, n : n + m], beside, value=-1.0, out=found[:n, :m])
-        found[:n, m:n] = 0.0
+    def corners(self, matrix: Tensor, found: Corners) -> Corners:
+        """The corners of a symmetric M (N, N), into ``found``; zero for ``d`` of what was left out."""
+        n, m, half = self.center.shape[0], self.total - self.inputs, self.rows(matrix)
+        self.apply(half[n:].mT, found.below)
+        self.apply(half[:m].mT, found.cross[:, :m])
+        # dMd' = eMd' − c vMd'
+        aside = self.center[:m, None], found.cross[:m, :m]
+        torch.addcmul(half[:m, self.inputs :].mT, *aside, value=-1.0, out=found.beside[:m, :m])
+        if m < n:
+            found.cross[:, m:] = 0.0
+            found.beside[m:] = 0.0
+            found.beside[:m, m:] = 0.0
         return found
 
-    def traces(self, corners: Tensor) -> Tensor:
+    def traces(self, corners: Corners) -> Tensor:
         """``<A_k, M>`` from the corners of M, (m,)."""
-        beside, below = corners.diagonal().split(len(self.center))
-        return self.group(beside - below)
+        return self.group(corners.traces())
 
-    def system(self, x: Tensor, z: Tensor) -> Tensor:
-        """``H`` (m, m) from the corners of ``X``, which are overwritten, and of ``Z^{-1}``."""
-        found = pair_products(x, z, x)
+    def system(self, x: Corners, z: Corners) -> Tensor:
+        """``H`` (m, m) from the corners of ``X`` and of ``Z^{-1}``."""
+        found = pair_products(x, z)
         if self.count < len(self.center):
             found = torch.zeros(self.count, len(found), dtype=torch.float64).index_add_(0, self.shared, found)
             found = torch.zeros(self.count, self.count, dtype=torch.float64).index_add_(1, self.shared, found)

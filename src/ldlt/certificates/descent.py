@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ldlt.certificates.dual import lower_bound_squared
 from ldlt.certificates.elimination import Factor, apply, apply_adjoint, eliminate
-from ldlt.certificates.pairs import pair_products, slanted
+from ldlt.certificates.pairs import Corners, pair_products
 from ldlt.certificates.problem import Layer, Problem
 
 __all__ = ["descend"]
@@ -96,15 +96,15 @@ class _State:
         gradients = []
         for layer, own in zip(p.layers, p.split(self.multipliers).values(), strict=True):
             corners = _corners(layer, inverse)
-            beside, below = corners.diagonal().split(layer.size)
-            total = torch.zeros(layer.count, dtype=torch.float64).index_add_(0, layer.shared, beside - below)
+            total = torch.zeros(layer.count, dtype=torch.float64).index_add_(0, layer.shared, corners.traces())
             gradients.append(-2 * total - 1 / own)
             b = layer.radius[:, None] * self.before[layer.name]
             a = torch.addcmul(self.solution[layer.name], layer.center[:, None], self.before[layer.name], value=-1.0)
             each = torch.cat([a, b])
             barrier = 4 * _grouped(layer, pair_products(corners, corners))
             barrier.diagonal().add_(own**-2)
-            whole = barrier + 4 * _grouped(layer, pair_products((2 * each * self.slope) @ each.T, corners, out=corners))
+            dual = Corners.of((2 * each * self.slope) @ each.T)
+            whole = barrier + 4 * _grouped(layer, pair_products(dual, corners))
             grade = own[:, None] * own
             self.hessians.append(barrier * grade)
             scaled = whole * grade
@@ -183,22 +183,20 @@ class _State:
         return lower_bound_squared(self.problem, {b: u * root for b, u in self.solution.items()})
 
 
-def _corners(layer: Layer, inverse: dict[tuple[str, str], Tensor]) -> Tensor:
-    """``F Q^{-1} F'`` of one layer, (2n, 2n)."""
+def _corners(layer: Layer, inverse: dict[tuple[str, str], Tensor]) -> Corners:
+    """Those of ``Q^{-1}`` for one layer."""
 
     def block(a: str, b: str) -> Tensor:
         return inverse[a, b] if (a, b) in inverse else inverse[b, a].T
 
-    n = layer.size
-    both = torch.zeros(2 * n, 2 * n, dtype=torch.float64)
+    found = Corners(*torch.zeros(3, layer.size, layer.size, dtype=torch.float64).unbind())
     maps = {b: layer.radius[:, None] * v for b, v in layer.inputs.items()}
-    both[:n, :n] = block(layer.name, layer.name)
+    found.beside.copy_(block(layer.name, layer.name))
     for b, v in maps.items():
-        both[:n, n:].addmm_(block(layer.name, b), v.T)
+        found.cross.addmm_(v, block(b, layer.name))
         for a, u in maps.items():
-            both[n:, n:].addmm_(u, block(a, b) @ v.T)
-    both[n:, :n] = both[:n, n:].T
-    return slanted(layer.center / layer.radius, both)
+            found.below.addmm_(u, block(a, b) @ v.T)
+    return found.slant(layer.center / layer.radius)
 
 
 def _state(problem: Problem, multipliers: Tensor, tau: float) -> _State | None:
