@@ -57,8 +57,28 @@ def cayley(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     q = x.shape[-1]
     eye = torch.eye(q, dtype=x.dtype, device=x.device)
     z = x.mT - x + gram(y)  # Z'
-    rows = torch.linalg.solve(eye + z, torch.cat((eye - z, -2.0 * y.mT), dim=-1))
+    rows = _solve(eye + z, torch.cat((eye - z, -2.0 * y.mT), dim=-1))
     return rows[..., :q], rows[..., q:]
+
+
+def _solve(matrix: Tensor, rhs: Tensor) -> Tensor:
+    """``M^{-1} R``, factorised once for value and gradient."""
+    if torch.compiler.is_compiling():
+        return torch.linalg.solve(matrix, rhs)
+    return cast(Tensor, _Solve.apply(matrix, *_factorise(matrix), rhs, False))
+
+
+def _factorise(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``LU`` in one matrix, and how its rows are exchanged and put back: ``M[order] = LU``."""
+    with torch.no_grad():
+        lu, pivots = torch.linalg.lu_factor(matrix)
+        swaps, _, _ = torch.lu_unpack(lu, pivots, unpack_data=False)  # P, M = PLU
+        places = torch.arange(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        return lu, (swaps.mT @ places).long(), (swaps @ places).long()
+
+
+def _taken(rows: Tensor, order: Tensor) -> Tensor:
+    return rows[order] if order.dim() == 1 else rows.take_along_dim(order[..., None], -2)
 
 
 class _Solve(torch.autograd.Function):
@@ -75,8 +95,8 @@ class _Solve(torch.autograd.Function):
         solve = torch.linalg.solve_triangular
         if adjoint:  # M' = U'L'P'
             half = solve(lu, rhs.contiguous().mT, upper=True, left=False)
-            return solve(lu, half, upper=False, left=False, unitriangular=True).mT[back]
-        half = solve(lu.mT, rhs[order].contiguous().mT, upper=True, left=False, unitriangular=True)
+            return _taken(solve(lu, half, upper=False, left=False, unitriangular=True).mT, back)
+        half = solve(lu.mT, _taken(rhs, order).contiguous().mT, upper=True, left=False, unitriangular=True)
         return solve(lu.mT, half, upper=False, left=False).mT
 
     @staticmethod
@@ -107,11 +127,7 @@ class CayleyMap:
         q = weight.shape[-2]
         x, self.y = weight[..., :q], weight[..., q:]  # X and Y'
         self.shifted = torch.eye(q, dtype=x.dtype, device=x.device) + x.mT - x + gram(self.y.mT)  # I + Z'
-        with torch.no_grad():
-            self.lu, pivots = torch.linalg.lu_factor(self.shifted)
-            swaps, _, _ = torch.lu_unpack(self.lu, pivots, unpack_data=False)  # P, M = PLU
-            places = torch.arange(q, dtype=x.dtype, device=x.device)
-            self.order, self.back = (swaps.mT @ places).long(), (swaps @ places).long()
+        self.factors = _factorise(self.shifted)
 
     def b(self, v: Tensor) -> Tensor:
         """``B v`` for rows v ``(b, n − q)``."""
@@ -133,10 +149,10 @@ class CayleyMap:
         return torch.cat((2.0 * solved - v, -2.0 * solved @ self.y), dim=-1)
 
     def _solve(self, v: Tensor) -> Tensor:
-        return cast(Tensor, _Solve.apply(self.shifted, self.lu, self.order, self.back, v.mT, False)).mT
+        return cast(Tensor, _Solve.apply(self.shifted, *self.factors, v.mT, False)).mT
 
     def _solve_adjoint(self, v: Tensor) -> Tensor:
-        return cast(Tensor, _Solve.apply(self.shifted, self.lu, self.order, self.back, v.mT, True)).mT
+        return cast(Tensor, _Solve.apply(self.shifted, *self.factors, v.mT, True)).mT
 
 
 def cayley_rows(weight: Tensor) -> Tensor:
