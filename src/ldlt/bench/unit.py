@@ -37,9 +37,9 @@ class Unit:
 def together(width: int) -> int:
     """Return how many networks of a width run as one program.
 
-    Small networks are all overhead: the more, the better. Measured: 24 networks of width 32 cost 2.3 to 4 times as much as
-    four. From width 128 on a step is arithmetic. Four that run alone take 0.7 to 1.3 times as long per step as a stack
-    of them (1.05 in the median over families and batches), and a network that runs alone can stop alone.
+    Small networks are all overhead: the more, the better. Measured: 24 networks of width 32 cost 2.3 to 4 times as much
+    as four. From width 128 on a step is arithmetic. Four that run alone take 0.7 to 1.3 times as long per step as a
+    stack of them (1.04 in the median over families and batches), and a network that runs alone can stop alone.
     """
     return 32 if width <= 64 else 1
 
