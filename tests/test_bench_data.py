@@ -68,6 +68,7 @@ from ldlt.bench.data.dataset import encode_labels
 from ldlt.bench.data.folds import stratified_parts, stratified_sample
 from ldlt.bench.data.stream import Stream
 from ldlt.bench.data.table import parse_table
+from ldlt.cli import main
 from ldlt.errors import LdltError, MissingExtraError
 
 UCI = os.environ.get("LDLT_UCI", "")
@@ -1280,6 +1281,22 @@ def test_locate_prefers_path_then_environment_then_cache(tmp_path, monkeypatch):
     assert default_path() == tmp_path / ".cache" / "ldlt" / "data_py.zip"
 
 
+def test_digests_tell_contents_apart(tmp_path):
+    files = files_of("good", simple(rows=40))
+    (tmp_path / "a").mkdir()
+    zipped, folder = Archive(write(tmp_path / "a", files)), Archive(write(tmp_path, files, "folder"))
+    assert zipped.digest("good") == folder.digest("good")
+    for file in files:
+        changed = files | {file: files[file].replace(b"0", b"1", 1)}
+        (tmp_path / "b").mkdir(exist_ok=True)
+        assert Archive(write(tmp_path / "b", changed)).digest("good") != zipped.digest("good")
+    with pytest.raises(UnknownSetError):
+        zipped.digest("nope")
+    digests = [Embedded().digest(name) for name in Embedded().names()]
+    assert len(set(digests)) == len(digests)
+    assert digests == [Embedded().digest(name) for name in Embedded().names()]
+
+
 def test_list_and_check_never_stop_at_a_bad_set(tmp_path):
     files = files_of("good", simple(rows=40)) | files_of("bad", simple()) | files_of("bare", simple())
     del files["bare/bare_py.dat"]
@@ -1301,9 +1318,8 @@ def test_list_and_check_never_stop_at_a_bad_set(tmp_path):
     table = format_table(list_sets(archive)).splitlines()
     assert table[0].split() == ["name", "rows", "columns", "classes", "kind", "status"]
     assert len(table) == 5
-    assert (
-        "line 3" in format_table(report.findings, ["name", "level", "message", "line"]) or report.findings[0].line == 3
-    )
+    faults = format_table(report.of("error"), ["name", "level", "line"]).splitlines()
+    assert faults[2].split() == ["bad", "error", "3"]
 
 
 def test_list_and_check_of_the_embedded_sets():
@@ -1333,6 +1349,22 @@ def test_fetch_command(server, target, tmp_path, monkeypatch):
     assert len(archive) == 3
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert fetch_sets(urls=[server.url()]).path == default_path()
+
+
+def test_fetch_on_the_command_line(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fetch, "__kwdefaults__", fetch.__kwdefaults__ | {"sets": 3})
+    monkeypatch.setattr("ldlt.bench.data.fetch_sets", partial(fetch_sets, urls=[server.url()]))
+    assert main(["data", "fetch", str(tmp_path)]) == 0  # a folder: the file inside it is named
+    assert capsys.readouterr().out.strip().endswith(f"data sets in {tmp_path / 'data_py.zip'}")
+    assert main(["data", "fetch", str(tmp_path / "x.zip"), "--sha256", "00" * 32]) == 2
+    assert "sha256" in capsys.readouterr().err
+    unpacked = tmp_path / "unpacked"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["data", "fetch", str(tmp_path / "y.zip"), "--unpack", str(unpacked)]) == 0
+    told = capsys.readouterr()
+    assert told.out.strip().endswith(str(unpacked))
+    assert f"MB from {server.url()}" in told.err
+    assert Archive(unpacked).names() == Archive(tmp_path / "data_py.zip").names()
 
 
 def test_public_names_and_examples():

@@ -18,8 +18,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ldlt.bench.family import AS_PRINTED
 from ldlt.bench.report import build_report, write_report
-from ldlt.bench.report.analysis import AS_PRINTED, RADII, analyse
+from ldlt.bench.report.analysis import RADII, analyse
 from ldlt.bench.report.markup import escape, number, percent, script_json
 from ldlt.bench.stats import (
     METRICS,

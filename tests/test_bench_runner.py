@@ -27,11 +27,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ldlt
-from ldlt.bench import command, results
+from ldlt.bench import command, lock, results
 from ldlt.bench.data import Archive, Embedded, UnknownSetError
 from ldlt.bench.engines import ProcessEngine, SerialEngine, Work, make_engine, provenance
+from ldlt.bench.lock import Lock
 from ldlt.bench.progress import Pace, Progress, clock
-from ldlt.bench.results import COLUMNS, BenchError, Lock, Store, StoreError, schema, unit_name, write_atomically
+from ldlt.bench.results import COLUMNS, BenchError, Store, StoreError, schema, unit_name, write_atomically
 from ldlt.bench.study import Study, load_study, read_settings
 from ldlt.cli import main
 
@@ -79,6 +80,7 @@ def run_unit(unit, protocol, dataset, seeds):
     if order == "die" or (order == "die once" and not (folder / "died").exists()):
         time.sleep(1.0 if order == "die once" else 0.0)
         (folder / "died").touch()
+        os.write(2, b"last words\\n")
         os.kill(os.getpid(), signal.SIGKILL)
     rows = []
     for fold in range(4):
@@ -381,10 +383,13 @@ def test_damaged_files_are_set_aside_not_deleted(tmp_path, damage):
 def test_a_wrong_byte_never_crashes(tmp_path_factory, position, value):
     store = Store(tmp_path_factory.mktemp("byte"))
     path = store.write(Unit(), some_rows())
+    before = Store(store.folder).load()
     content = bytearray(path.read_bytes())
     content[position % len(content)] ^= value
     path.write_bytes(bytes(content))
-    if not store.done(Unit(), "f", [0]):
+    if store.done(Unit(), "f", [0]):  # a byte that means nothing
+        same_rows(store.load(), before)
+    else:
         assert store.load().empty
 
 
@@ -479,7 +484,7 @@ def test_a_folder_that_cannot_be_made(tmp_path, orders):
 
 def test_two_runs_in_one_folder(tmp_path, orders):
     refused = pytest.raises(BenchError, match=rf"another run works in .*process {os.getpid()} on ")
-    with Lock(tmp_path / "out"), refused:
+    with Lock(tmp_path / "out" / "run.lock", f"another run works in {tmp_path}", BenchError), refused:
         make_study(tmp_path / "out").run(SerialEngine(), show=False)
     assert make_study(tmp_path / "out").run(SerialEngine(), show=False).ok
     assert not (tmp_path / "out" / "run.lock").exists()
@@ -496,13 +501,14 @@ def test_two_runs_in_one_folder(tmp_path, orders):
     ],
 )
 def test_locks_where_the_system_has_none(tmp_path, monkeypatch, holder, free):
-    monkeypatch.setattr(results, "_system_lock", lambda _: None)
-    (tmp_path / "run.lock").write_text(holder.replace("HERE", results.socket.gethostname()))
+    monkeypatch.setattr(lock, "_system_lock", lambda _: None)
+    (tmp_path / "run.lock").write_text(holder.replace("HERE", lock.socket.gethostname()))
+    ours = Lock(tmp_path / "run.lock", "another run", BenchError)
     if free:
-        with Lock(tmp_path):
+        with ours:
             pass
     else:
-        with pytest.raises(BenchError, match="another run"), Lock(tmp_path):
+        with pytest.raises(BenchError, match="another run"), ours:
             pass
 
 
@@ -546,6 +552,40 @@ def test_changed_settings_are_not_mixed(tmp_path, orders):
     back = make_study(out).run(SerialEngine(), show=False)
     assert back.computed == 0
     same_rows(back.frame, first.frame)
+
+
+def test_units_of_another_run_replace_stale_ones(tmp_path, orders):
+    """A unit of other settings in the folder must not keep a fitting one from being taken over."""
+    make_study(tmp_path / "here", epochs=2).run(SerialEngine(), show=False)
+    there = make_study(tmp_path / "there").run(SerialEngine(), show=False)
+    count = len(orders.done())
+    study = make_study(tmp_path / "here", add=[tmp_path / "there" / "results.parquet"])
+    taken = study.run(SerialEngine(), show=False)
+    assert taken.computed == 0
+    assert len(orders.done()) == count
+    assert any(text.startswith("6 units taken over") for text in study.messages)
+    same_rows(taken.frame, there.frame)
+
+
+def test_rows_of_an_earlier_study_do_not_pass_for_the_present_one(tmp_path, orders):
+    """A run with other settings that was stopped before its first unit has nothing to show yet."""
+    out = tmp_path / "out"
+    first = make_study(out).run(SerialEngine(), show=False)
+
+    class Stopped(SerialEngine):
+        def map(self, *_):
+            raise KeyboardInterrupt
+            yield
+
+    with pytest.raises(KeyboardInterrupt):
+        make_study(out, epochs=2).run(Stopped(), show=False)
+    with pytest.raises(BenchError, match="no results"):
+        load_study(out)
+    with pytest.raises(KeyboardInterrupt):  # back to the first: its rows are shown, also without its unit files
+        make_study(out, seeds=[0], families=["A", "B", "C"]).run(Stopped(), show=False)
+    for path in (out / "units").iterdir():
+        path.unlink()
+    same_rows(load_study(out)[0], first.frame)
 
 
 def test_a_smaller_question_gets_its_own_answer(tmp_path, orders):
@@ -641,6 +681,18 @@ def test_an_archive_with_gaps(tmp_path, orders, archive):
         make_study(tmp_path / "out", sets=["bare"], source=Archive(archive)).run(SerialEngine(), show=False)
 
 
+def test_one_changed_cell_is_other_data(tmp_path, orders, archive):
+    """The same shape is not the same data."""
+    assert (
+        make_study(tmp_path / "out", sets=["iris", "wine"], source=Archive(archive)).run(SerialEngine(), show=False).ok
+    )
+    path = archive / "wine" / "wine_py.dat"
+    path.write_text(path.read_text().replace("0.", "1.", 1))
+    study = make_study(tmp_path / "out", sets=["iris", "wine"], source=Archive(archive))
+    assert study.run(SerialEngine(), show=False).computed == 2
+    assert all("other data" in text and "wine" in text for text in study.messages)
+
+
 def test_the_same_name_from_another_source_is_other_data(tmp_path, orders, archive):
     make_study(tmp_path / "out", sets=["iris"]).run(SerialEngine(), show=False)
     study = make_study(tmp_path / "out", sets=["iris"], source=Archive(archive))
@@ -674,8 +726,8 @@ def test_processes_give_the_same_rows_and_survive_deaths(tmp_path, orders):
     assert set(reasons) == {("wine", "A"), ("monks-1", "B")}
     assert "deliberate failure" in reasons["wine", "A"]
     report = next((tmp_path / "many" / "failures").glob("*monks-1*")).read_text()
-    assert "died 2 times" in report
-    assert "SIGKILL" in report
+    assert "last words" in report
+    assert re.search(r"SIGKILL.*died 2 times", reasons["monks-1", "B"])  # the cause, not what the worker printed
     orders()
     alone = make_study(tmp_path / "one").run(SerialEngine(), show=False).frame
     failed = alone["dataset"].eq("wine") & alone["family"].eq("A") | alone["dataset"].eq("monks-1") & alone[
@@ -961,7 +1013,7 @@ def test_real_networks_killed_and_resumed(tmp_path):
 def test_pace_weighs_units_by_cost():
     now = 0.0
     small, large, last = (Unit(family=name) for name in "ABC")
-    pace = Pace({small: 1.0, large: 100.0, last: 100.0}, done=4, slots=2, now=lambda: now)
+    pace = Pace({small: 1.0, large: 100.0, last: 100.0}, done=4, slots=lambda: 2, now=lambda: now)
     assert pace.total == 7
     assert pace.remaining() is None
     pace.start(small)

@@ -15,8 +15,9 @@ from torch.func import functional_call
 from ldlt import attack
 from ldlt.adamw import adamw
 from ldlt.bench.data import Dataset, Embedded
-from ldlt.bench.models import FAMILIES, Model, build, canonical
-from ldlt.bench.protocol import LOSSES, PROTOCOLS, RADII, Protocol, Start, network_width, shortened
+from ldlt.bench.family import FAMILIES, canonical, find_family
+from ldlt.bench.models import Model, build
+from ldlt.bench.protocol import CURVE, LOSSES, PROTOCOLS, RADII, Loss, Protocol, Start, network_width, shortened
 from ldlt.bench.scoring import Score, score
 from ldlt.bench.stack import Stack, flatten, margin_loss, unflatten
 from ldlt.bench.training import Folds, Net, Trainer, load, start_values
@@ -70,6 +71,21 @@ def test_start_values_are_part_of_the_fingerprint_of_those_who_have_them() -> No
 def test_fingerprint_tells_settings_apart() -> None:
     prints = {p.fingerprint("AOL") for p in (*PROTOCOLS.values(), replace(PROTOCOLS["paper"], epochs=99))}
     assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("LOSSES", LOSSES | {"margin": Loss("margin", 1.0, 0.5)}),
+        ("RADII", RADII | {"cert_36": 0.2}),
+        ("CURVE", (0.0, 1.0)),
+        ("RULES", 0),
+    ],
+)
+def test_fingerprint_knows_the_numbers_behind_the_names(monkeypatch, place: str, value: object) -> None:
+    before = {family: PROTOCOLS["tuned"].fingerprint(family) for family in FAMILIES}
+    monkeypatch.setattr(f"ldlt.bench.protocol.{place}", value)
+    assert all(PROTOCOLS["tuned"].fingerprint(family) != before[family] for family in FAMILIES)
     assert Protocol("paper").fingerprint("AOL") == PROTOCOLS["paper"].fingerprint("AOL")
 
 
@@ -355,6 +371,23 @@ def test_search_keeps_the_best_on_validation_rows(monkeypatch: pytest.MonkeyPatc
     assert trainer._select([0, 3, 5], 1) == [5]
 
 
+def survivors(module: torch.nn.Module, x: torch.Tensor, labels: torch.Tensor, radius: float) -> float:
+    """Share of rows whose class stays right under projected gradient steps within a Euclidean ball."""
+    classes = module(x).shape[1]
+    right = torch.ones(len(x), dtype=torch.bool)
+    for other in range(classes):
+        delta = torch.zeros_like(x)
+        for step in range(25):
+            delta.requires_grad_(True)
+            logits = module(x + delta)
+            gap = logits[:, other] - logits.gather(1, labels[:, None])[:, 0]
+            right &= (gap.detach() < 0) | (labels == other)
+            (slope,) = torch.autograd.grad(gap.sum(), delta)
+            delta = delta.detach() + radius / (2 + step) * slope / slope.norm(dim=1, keepdim=True).clamp_min(1e-12)
+            delta = delta * (radius * (1 - 1e-6) / delta.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0)
+    return float(right.double().mean())
+
+
 @pytest.mark.parametrize("family", ["Sandwich", "LDLT-R", "SLL"])
 def test_certified_radii_withstand_an_attack(family: str) -> None:
     dataset = Embedded().load("iris")
@@ -368,6 +401,10 @@ def test_certified_radii_withstand_an_attack(family: str) -> None:
     assert found.metrics["accuracy"] >= found.metrics["cert_36"] >= found.metrics["cert_255"]
     assert found.curve[0] <= found.metrics["accuracy"]
     assert all(a >= b for a, b in zip(found.curve, found.curve[1:], strict=False))
+    # Certified is what no attack breaks: the shares stay below those that survive a steepest ascent inside the ball.
+    for radius, share in zip(CURVE[:21:2], found.curve[:21:2], strict=True):
+        assert share <= survivors(model.module, x, labels, radius)
+    assert survivors(model.module, x, labels, 0.0) == found.metrics["accuracy"]
     pairs = model.pair_bounds()
     steep = attack.lipschitz_lower_bound(model.module, 4, starts=16, steps=30, x=x)
     assert 0.1 * model.bound() <= steep.value <= model.bound() * (1 + 1e-4)
@@ -394,6 +431,8 @@ def test_family_names() -> None:
     for wrong in ("LDLT", "AOL:cayley", "LDLT-R:lu", ""):
         with pytest.raises(OptionError, match="unknown family"):
             canonical(wrong)
+    assert find_family("ldlt-r:cayley").cost > find_family("LDLT-R").cost
+    assert [name for name in FAMILIES if not find_family(name).certified] == ["LDLT-R as printed"]
 
 
 def test_build_leaves_the_global_generator_alone() -> None:

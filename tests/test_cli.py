@@ -76,6 +76,33 @@ def test_data_list_and_check(capsys, monkeypatch, tmp_path):
     assert found["sound"] == found["checked"]
     assert main(["data", "list", str(tmp_path / "missing.zip")]) == 2
     assert "missing.zip" in capsys.readouterr().err
+    assert main(["data", "list", "--unpack", str(tmp_path)]) == 2
+    assert "fetch" in capsys.readouterr().err
+
+
+def test_data_check_says_where_the_fault_is(capsys, monkeypatch, tmp_path):
+    folder = tmp_path / "uci" / "toy"
+    folder.mkdir(parents=True)
+    for file, cells in (
+        ("toy_py", "1,2"),
+        ("labels_py", "0"),
+        ("folds_py", "0,0,0,1"),
+        ("validation_folds_py", "0,0,1,0"),
+    ):
+        (folder / f"{file}.dat").write_text(f"{cells}\n" * 4)
+    (folder / "labels_py.dat").write_text("0\n1\nx\n1\n")
+    assert main(["data", "check", str(tmp_path / "uci")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [word for word in lines[2].split() if word in ("toy", "error", "3", "1")] == ["toy", "error", "3", "1"]
+    assert "toy/labels_py.dat" in lines[2]
+    assert lines[-1].startswith("0 of 1 data sets can be used")
+    monkeypatch.setenv("LDLT_UCI", str(tmp_path / "uci"))
+    assert main(["data", "list"]) == 0
+    both = capsys.readouterr().out
+    assert "balance-scale" in both
+    assert "toy" in both
+    assert main(["data", "list", "embedded"]) == 0
+    assert "toy" not in capsys.readouterr().out
 
 
 def test_version(capsys):

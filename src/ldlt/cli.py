@@ -11,14 +11,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ldlt._version import __version__
 from ldlt.bench import command
 from ldlt.certificates.command import add_certify, add_verify
 from ldlt.completion import add_completion
-from ldlt.errors import LdltError
+from ldlt.errors import LdltError, OptionError
 from ldlt.tables.command import add_predict, add_train
+
+if TYPE_CHECKING:
+    from ldlt.bench.data import Progress as DownloadProgress
 
 __all__ = ["main"]
 
@@ -57,10 +60,11 @@ exit codes: 0 drawn, 2 an error (not .png or .svg, a missing package)
 """
 
 _DATA_EXAMPLES = """examples:
-  ldlt data list                           data sets that need no download
   ldlt data fetch                          download the UCI archive to the user's cache, verified
-  ldlt data check data_py.zip              compare an archive with what is known about it
-  ldlt data list data_py.zip               its data sets, too
+  ldlt data fetch data_py.zip              to a file, for  ldlt bench --data data_py.zip
+  ldlt data list                           embedded sets, and those of an archive in the cache or in LDLT_UCI
+  ldlt data list data_py.zip               those of an archive
+  ldlt data check data_py.zip              read all of it and report what is wrong or odd
   ldlt data list --json                    for machines
 
 exit codes: 0 fine, 1 a check failed, 2 an error, 130 interrupted
@@ -113,20 +117,41 @@ def _figure(arguments: argparse.Namespace) -> int:
 def _data(arguments: argparse.Namespace) -> int:
     from ldlt.bench import data  # noqa: PLC0415
 
+    if arguments.action != "fetch" and (arguments.unpack or arguments.sha256):
+        raise OptionError("--unpack and --sha256 go with  ldlt data fetch")
     if arguments.action == "fetch":
-        archive, path = data.fetch_sets(arguments.path), str(arguments.path or data.default_path())
-        count = len(archive.names())
+        show = sys.stderr.isatty() and not arguments.json
+        archive = data.fetch_sets(
+            arguments.path,
+            folder=arguments.unpack,
+            sha256=arguments.sha256,
+            progress=_show_download if show else None,
+        )
+        if show:
+            print(file=sys.stderr)
+        count, path = len(archive.names()), str(archive.path)
         print(json.dumps({"sets": count, "archive": path}) if arguments.json else f"{count} data sets in {path}")
         return 0
-    where = data.locate(arguments.path)
+    where = None if arguments.path == "embedded" else data.locate(arguments.path)
     archive_or_none = None if where is None else data.Archive(where)
     if arguments.action == "list":
-        rows = data.list_sets(archive_or_none)
+        rows = data.list_sets()
+        if archive_or_none is not None:
+            rows = [*([] if arguments.path else rows), *data.list_sets(archive_or_none)]
         print(json.dumps([asdict(row) for row in rows]) if arguments.json else data.format_table(rows))
         return 0
     report = data.check_sets(archive_or_none)
-    print(json.dumps({**asdict(report), "ok": report.ok}) if arguments.json else report)
+    if arguments.json:
+        print(json.dumps({**asdict(report), "ok": report.ok}))
+    else:
+        findings = report.of("error", "unavailable", "warning")
+        print(f"{data.format_table(findings)}\n\n{report}" if findings else report)
     return 0 if report.ok else 1
+
+
+def _show_download(progress: DownloadProgress) -> None:
+    total = "" if progress.total is None else f" of {progress.total / 1e6:.1f}"
+    print(f"\r{progress.done / 1e6:.1f}{total} MB from {progress.url}   ", end="", file=sys.stderr)
 
 
 def _positive(text: str) -> int:
@@ -174,7 +199,11 @@ def _parser() -> argparse.ArgumentParser:
 
     data = _command(commands, "data", "list, check or fetch the benchmark's data sets", _DATA_EXAMPLES)
     data.add_argument("action", choices=["list", "check", "fetch"])
-    data.add_argument("path", nargs="?", help="archive (zip or folder); default: LDLT_UCI or the user's cache")
+    data.add_argument(
+        "path", nargs="?", help="archive (zip or folder), or 'embedded'; default: LDLT_UCI or the user's cache"
+    )
+    data.add_argument("--unpack", metavar="DIR", help="fetch: unpack to this folder, too (it can be read without)")
+    data.add_argument("--sha256", metavar="HEX", help="fetch: refuse a file with another checksum")
     data.add_argument("--json", action="store_true", help="print what was found for machines")
     data.set_defaults(run=_data)
 

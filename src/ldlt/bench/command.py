@@ -34,7 +34,7 @@ goes on with the same command; nothing that is finished is computed again."""
 _BENCH_EXAMPLES = """examples:
   ldlt bench --sets iris wine --epochs 5           a first look, in a minute
   ldlt bench                                       the paper's six families on the embedded sets
-  ldlt bench --data data_py.zip --out uci          on the UCI archive (ldlt data fetch)
+  ldlt bench --data data_py.zip --out uci          on the UCI archive (ldlt data fetch data_py.zip)
   ldlt bench --data data_py.zip --protocol both --families all --seeds 3
   ldlt bench --engine ray --ray-address auto       on a ray cluster
   ldlt report uci                                  the page, also of a run that is not finished
@@ -198,7 +198,7 @@ def format_summary(summary: pd.DataFrame) -> str:
 
 def _families(given: Sequence[str] | None) -> tuple[str, ...]:
     """Families by name, whatever the case; a name that does not exist is an error before any work."""
-    from ldlt.bench.models import FAMILIES, STUDY_FAMILIES, canonical  # noqa: PLC0415
+    from ldlt.bench.family import FAMILIES, STUDY_FAMILIES, canonical  # noqa: PLC0415
 
     if not given:
         return STUDY_FAMILIES

@@ -191,7 +191,7 @@ class ProcessEngine:
                             if deaths[unit] < ATTEMPTS:
                                 queue.append(unit)  # last, when there may be more memory
                             else:
-                                yield Outcome(unit, failure=f"its worker died {ATTEMPTS} times: {cause}")
+                                yield Outcome(unit, failure=f"{cause}; its worker died {ATTEMPTS} times")
                         continue
                     worker.greeted, worker.unit, failed_starts = True, None, 0
                     occupy(worker)  # before the caller takes its time with the outcome
@@ -272,7 +272,7 @@ class RayEngine:
                     try:
                         outcome = ray.get(reference)
                     except ray.exceptions.RayError as error:
-                        outcome = Outcome(unit, failure=f"its worker died: {error}")
+                        outcome = Outcome(unit, failure=f"{error}\nits worker died ({type(error).__name__})")
                     yield outcome
         finally:
             for reference in running:
@@ -388,7 +388,7 @@ class _Worker:
             cause = f"killed by {name}{hint}"
         else:
             cause = f"ended with exit code {code}"
-        return f"{cause}\n{said}" if said else cause
+        return f"{said}\n{cause}" if said else cause  # the last line is what a summary shows
 
     def kill(self) -> None:
         """End it at once. Nothing is lost, as workers write nothing."""

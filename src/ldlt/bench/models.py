@@ -9,21 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ldlt.bench.protocol import Start, has_start
-from ldlt.contraction import CONTRACTIONS
-from ldlt.errors import OptionError
+from ldlt.bench.family import AS_PRINTED, Family, find_family
+from ldlt.bench.protocol import Start
 from ldlt.families import FamilyNetwork
 from ldlt.network import Lipschitz
 from ldlt.nn import FeedForward, Residual
 from ldlt.paper import AsPrintedResidual, AsPrintedWarning
 
-__all__ = ["FAMILIES", "STUDY_FAMILIES", "Model", "build", "canonical"]
-
-STUDY_FAMILIES: tuple[str, ...] = ("AOL", "Orthogonal", "Sandwich", "SLL", "LDLT-L", "LDLT-R")
-"""The six families of the paper's tables."""
-
-FAMILIES: tuple[str, ...] = (*STUDY_FAMILIES, "CPL", "Spectral", "LDLT-R as printed")
-"""All families. ``LDLT-L:cayley`` and the like name a contraction other than Cholesky's."""
+__all__ = ["Model", "build"]
 
 
 @dataclass
@@ -47,29 +40,6 @@ class Model:
     scales: Mapping[str, float] = field(default_factory=dict)
 
 
-def canonical(name: str) -> str:
-    """Full name of a family, written in any case.
-
-    Raises:
-        OptionError: If there is no such family.
-
-    Example:
-        >>> canonical("ldlt-r"), canonical("LDLT-L:Cayley")
-        ('LDLT-R', 'LDLT-L:cayley')
-    """
-    base, _, contraction = name.strip().lower().partition(":")
-    for family in FAMILIES:
-        if family.lower() == base:
-            if not contraction:
-                return family
-            if family in ("LDLT-L", "LDLT-R") and contraction in CONTRACTIONS:
-                return family if contraction == "cholesky" else f"{family}:{contraction}"
-    raise OptionError(
-        f"unknown family {name!r}; choose from {', '.join(FAMILIES)}, or LDLT-L / LDLT-R with a contraction behind a "
-        f"colon ({', '.join(CONTRACTIONS)})"
-    )
-
-
 def build(
     family: str,
     features: int,
@@ -82,7 +52,7 @@ def build(
     """Build a network with row-normalised linear head and bound 1 in float32.
 
     Args:
-        family: One of :data:`FAMILIES`.
+        family: One of :data:`~ldlt.bench.family.FAMILIES`, or the engine's with another contraction.
         features: Number of inputs.
         width: Neurons per hidden layer.
         depth: Number of hidden layers.
@@ -90,27 +60,26 @@ def build(
         seed: Seed of the start values; the global generator is left alone.
         start: Start values of LDLT networks; default: those of the protocols.
     """
-    family = canonical(family)
+    kind = find_family(family)
     hidden = [width] * depth
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if has_start(family):
-            return _ldlt(family, features, hidden, classes, start or Start())
-        if family == "LDLT-R as printed":
+        if kind.form:
+            return _ldlt(kind, features, hidden, classes, start or Start())
+        if kind.name == AS_PRINTED:
             return _as_printed(features, hidden, classes)
-        net = FamilyNetwork(family.lower(), features, hidden, classes, head="rows")
+        net = FamilyNetwork(kind.name.lower(), features, hidden, classes, head="rows")
         return Model(net, net.pair_bounds, lambda: net.bound, padding=net.embed.padding)
 
 
-def _ldlt(family: str, features: int, hidden: list[int], classes: int, start: Start) -> Model:
-    base, _, contraction = family.partition(":")
-    make = FeedForward if base == "LDLT-L" else Residual
+def _ldlt(family: Family, features: int, hidden: list[int], classes: int, start: Start) -> Model:
+    make = FeedForward if family.form == "feedforward" else Residual
     net: Lipschitz = make(
         features,
         hidden,
         classes,
         head="rows",
-        contraction=contraction or "cholesky",
+        contraction=family.contraction,
         alpha=start.alpha_at(hidden[0]),
         init=start.init,
         gain=start.gain,

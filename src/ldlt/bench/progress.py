@@ -48,13 +48,13 @@ class Pace:
     Attributes:
         costs: Estimated cost of every unit that is still to do.
         done: Units that were finished before.
-        slots: Units that run at the same time.
+        slots: Units that run at the same time; asked each time, as a cluster is known only once it is reached.
         now: The clock.
     """
 
     costs: dict[UnitKey, float]
     done: int = 0
-    slots: int = 1
+    slots: Callable[[], int] = lambda: 1
     now: Callable[[], float] = time.monotonic
     failed: int = 0
     running: dict[UnitKey, float] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Pace:
         spent = {unit: self.now() - begun for unit, begun in self.running.copy().items()}
         work = self._left * price - sum(min(spent[unit], self.costs[unit] * price) for unit in spent)
         longest = max((self.costs[unit] * price - spent[unit] for unit in spent), default=0.0)
-        return max(work / max(self.slots, 1), longest, 0.0)
+        return max(work / max(self.slots(), 1), longest, 0.0)
 
     def line(self) -> str:
         """The state in one line."""

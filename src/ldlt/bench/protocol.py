@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from ldlt.bench.family import find_family
 from ldlt.errors import OptionError
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "Loss",
     "Protocol",
     "Start",
-    "has_start",
     "network_width",
     "shortened",
 ]
@@ -29,6 +29,10 @@ RADII: dict[str, float] = {"cert_36": 36 / 255, "cert_72": 72 / 255, "cert_108":
 
 CURVE: tuple[float, ...] = tuple(i / 20 for i in range(41))
 """Radii of the certified-accuracy curve."""
+
+
+RULES = 1
+"""Version of what is fixed in code: rule of the width, batches, choice of the epoch. Raise it when one changes."""
 
 
 @dataclass(frozen=True)
@@ -138,18 +142,16 @@ class Protocol:
     def fingerprint(self, family: str) -> str:
         """Short hash of all settings that concern a family, so that results of different settings are never mixed.
 
-        ``start`` concerns LDLT networks only: with another choice of it, results of the other families stay valid.
+        Losses and radii count by their numbers, not their names. ``start`` concerns the engine's networks only: with
+        another choice of it, results of the other families stay valid.
         """
         settings = asdict(self)
-        if not has_start(family):
+        if not find_family(family).has_start:
             del settings["start"]
+        losses = {candidate.loss: asdict(LOSSES[candidate.loss]) for candidate in self.candidates}
+        settings |= {"losses": losses, "radii": RADII, "curve": CURVE, "rules": RULES}
         text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def has_start(family: str) -> bool:
-    """Whether networks of a family begin at :class:`Start`; the others begin as published."""
-    return family.startswith("LDLT") and family != "LDLT-R as printed"
 
 
 def _grid(rates: Sequence[float]) -> tuple[Candidate, ...]:
@@ -190,4 +192,4 @@ def network_width(features: int, classes: int) -> int:
         (32, 64, 512)
     """
     base = min(max(4 * features, 32), 512) * (1.25 if classes > 10 else 1.0)
-    return min(2 ** round(math.log2(base)), 512)
+    return 2 ** round(math.log2(base))

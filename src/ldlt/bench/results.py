@@ -14,8 +14,6 @@ import io
 import json
 import os
 import re
-import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,7 +32,6 @@ __all__ = [
     "COLUMNS",
     "BenchError",
     "Column",
-    "Lock",
     "Store",
     "StoreError",
     "Stored",
@@ -136,9 +133,11 @@ COLUMNS = (
     Column("learning_rate", "double", "learning rate used"),
     Column("loss", "string", "loss used"),
     Column("batch_size", "int64", "rows of a batch"),
-    Column("validation_score", "double", "score on the validation rows by which settings and epoch were chosen"),
-    Column("seconds", "double", "time of training and test"),
-    Column("cpu_seconds", "double", "processor time of training and test: without the time spent waiting for a core"),
+    Column(
+        "validation_score", "double", "mean of the five metrics on the validation rows, by which settings were chosen"
+    ),
+    Column("seconds", "double", "time of the unit, searches included, divided by its number of rows"),
+    Column("cpu_seconds", "double", "the same in processor time: without the time spent waiting for a core"),
     Column("train_rows", "int64", "number of training rows"),
     Column("validation_rows", "int64", "number of validation rows"),
     Column("test_rows", "int64", "number of test rows"),
@@ -264,11 +263,10 @@ class Store:
             How many there were.
         """
         count = 0
-        for folder in (self.folder, self.units):
-            for path in folder.glob(f".*{TEMPORARY}"):
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                    count += 1
+        for path in self.folder.rglob(f".*{TEMPORARY}"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                count += 1
         return count
 
     def done(self, unit: UnitKey, fingerprint: str, seeds: Sequence[int], data: str = "") -> bool:
@@ -409,105 +407,6 @@ class Store:
             raise StoreError(target, False, error.strerror or str(error)) from error
         self._cache.pop(path, None)
         self._report(f"{path.name} {reason}: set aside as {target.name}, the unit is computed again")
-
-
-class Lock:
-    """The right to write into a folder, for one process at a time.
-
-    The system's own lock decides where there is one, since it dies with its holder, whatever killed it. Process
-    number and host in the file are for people, and decide on file systems without locks.
-
-    Args:
-        folder: The folder, made if it is missing.
-
-    Raises:
-        BenchError: On entering, if another run holds the folder.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        self.path = Path(folder) / "run.lock"
-        self._file: int | None = None
-
-    def __enter__(self) -> Lock:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            while not self._claim():
-                pass
-        except OSError as error:
-            raise BenchError(f"cannot write {self.path}: {error.strerror or error}") from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
-            os.close(self._file)
-            self._file = None
-
-    def _claim(self) -> bool:
-        """Take the lock; False if the file was removed meanwhile by a run that ended."""
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            ours = _system_lock(file)
-            if ours is False or (ours is None and self._alive(file)):
-                raise BenchError(self._message(file))
-            try:
-                same = os.fstat(file).st_ino == os.stat(self.path).st_ino
-            except FileNotFoundError:
-                same = False
-            if not same:
-                os.close(file)
-                return False
-            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-            os.ftruncate(file, 0)
-            os.pwrite(file, json.dumps(holder).encode(), 0)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.close(file)
-            raise
-        self._file = file
-        return True
-
-    def _holder(self, file: int) -> dict[str, Any]:
-        try:
-            holder = json.loads(os.pread(file, 4096, 0))
-        except ValueError:
-            return {}
-        return holder if isinstance(holder, dict) else {}
-
-    def _alive(self, file: int) -> bool:
-        """Whether the holder named in the file may still run; only asked where the system has no locks."""
-        holder = self._holder(file)
-        if holder.get("host") != socket.gethostname() or not isinstance(holder.get("pid"), int):
-            return bool(holder)
-        try:
-            os.kill(holder["pid"], 0)
-        except ProcessLookupError:
-            return False
-        except OSError:
-            return True
-        return holder["pid"] != os.getpid()
-
-    def _message(self, file: int) -> str:
-        holder = self._holder(file)
-        who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}, since {holder.get('since', '?')}"
-        return (
-            f"another run works in {self.path.parent} ({who}): wait for it, or give another folder"
-            f" (if no such process exists, remove {self.path})"
-        )
-
-
-def _system_lock(file: int) -> bool | None:
-    """Try to take the system's lock of an open file: True if it is ours, False if another's, None if there is none."""
-    try:
-        import fcntl  # noqa: PLC0415
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return None
-    return True
 
 
 def _stale(fingerprint: str, seeds: Iterable[int], data: str) -> str:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ldlt.bench.data import Archive, Collection, DataError, Embedded, UnknownSetError
 from ldlt.bench.engines import Engine, Work, provenance
+from ldlt.bench.lock import Lock
 from ldlt.bench.progress import Pace, Progress
 from ldlt.bench.results import (
     BenchError,
-    Lock,
     Store,
     Stored,
     StoreError,
@@ -193,11 +193,12 @@ class Study:
         """
         begun = time.monotonic()
         chosen, skipped = self._choose()
-        with Lock(self.out):
+        with self._alone():
             self.store.clean()
+            plan = self._plan(chosen, skipped)  # first, as it sets aside what would keep a unit from being taken over
             for path in self.add:
                 self.messages.append(f"{self.store.add(path)} units taken over from {path}")
-            plan = self._plan(chosen, skipped)
+            plan = self._plan(chosen, skipped) if self.add else plan
             record = _Record(self, plan, begun)
             try:
                 record.save()
@@ -218,8 +219,13 @@ class Study:
             BenchError: If no data set is left, or another run works in the folder.
         """
         chosen, skipped = self._choose()
-        with Lock(self.out):
+        with self._alone():
             return self._plan(chosen, skipped)
+
+    def _alone(self) -> Lock:
+        """The right to write into the folder."""
+        busy = f"another run works in {self.out}"
+        return Lock(self.out / "run.lock", busy, BenchError)
 
     def _choose(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """Data sets that can take part, and why others cannot; an unknown one is an error."""
@@ -249,11 +255,11 @@ class Study:
         costs: dict[UnitKey, float] = {}
         for name in chosen:
             try:
-                size = self.source.summary(name)
+                size, digest = self.source.summary(name), self.source.digest(name)
             except DataError as error:
                 damaged[name] = str(error)
                 continue
-            labels[name] = f"{kind} {size.rows}x{size.columns}x{size.classes}"
+            labels[name] = f"{kind} {size.rows}x{size.columns}x{size.classes} {digest}"
             for protocol in self.protocols.values():
                 for family in self.families:
                     unit = work.Unit(protocol.name, name, family)
@@ -269,7 +275,7 @@ class Study:
     def _compute(self, engine: Engine, plan: Plan, record: _Record, show: bool) -> dict[UnitKey, str]:
         """Compute and store; returns what failed."""
         failures: dict[UnitKey, str] = {}
-        pace = Pace({unit: plan.costs[unit] for unit in plan.todo}, self.safe, engine.slots)
+        pace = Pace({unit: plan.costs[unit] for unit in plan.todo}, self.safe, lambda: engine.slots)
         progress = Progress(pace)
         archive = str(self.source.path.resolve()) if isinstance(self.source, Archive) else None
         work = Work(self.protocols, self.seeds, archive, self.module)
@@ -321,6 +327,7 @@ class Study:
                 if path.name not in made.texts and path.suffix in (".md", ".tex", ".csv", ".txt"):
                     path.unlink(missing_ok=True)
         record.failed = len(failures)
+        record.content["processor_seconds"] = round(float(frame["cpu_seconds"].sum()), 3)
         seconds = record.save(finished=True)
         return Summary(
             self.out,
@@ -431,6 +438,14 @@ def load_study(out: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             frame = pd.read_parquet(out / "results.parquet")
         except (OSError, ValueError) as error:
             raise BenchError(f"cannot read {out / 'results.parquet'}: {error}") from error
+        if settings:  # rows of an earlier study must not pass for those of the settings
+            wanted = {
+                (name, family, fingerprint)
+                for name, entry in protocols.items()
+                for family, fingerprint in entry.get("fingerprints", {}).items()
+            }
+            keys = zip(frame["protocol"], frame["family"], frame["fingerprint"], strict=True)
+            frame = frame[[key in wanted for key in keys]].reset_index(drop=True)
     if frame.empty:
         raise BenchError(f"no results in {out}: make some with  ldlt bench --out {out}")
     return frame, settings
@@ -447,6 +462,7 @@ def make_tables(runs: pd.DataFrame, families: Sequence[str]) -> Tables:
         families: Families to compare, in this order.
     """
     import numpy as np  # noqa: PLC0415
+    import pandas as pd  # noqa: PLC0415
 
     from ldlt.bench import stats  # noqa: PLC0415
 
@@ -482,22 +498,19 @@ def make_tables(runs: pd.DataFrame, families: Sequence[str]) -> Tables:
         few = f"{count} data set{'s' * (count != 1)}, {len(present)} famil{'y' if len(present) == 1 else 'ies'}"
         notes.append(f"no tests ({few}): at least two of each are needed")
     else:
-        pairs = stats.compare_all(frames)
-        cd = stats.critical_difference(len(present), count)
-        critical = dict.fromkeys(frames, cd)
-        tests, bars = {}, {}
-        for metric, frame in frames.items():
-            means = stats.average_ranks(frame)
-            tests[metric] = stats.friedman(frame)
-            bars[metric] = stats.rank_groups(means, cd)
-            one = pairs[pairs["metric"] == metric]
+        tests, critical, bars, pairs = {}, {}, {}, []
+        for metric, result in stats.metric_results(frames).items():
+            if result.test is None or result.cd is None or result.standings is None or result.outcomes is None:
+                continue  # never with two data sets and families
             label = stats.metric_label(metric)
-            standing = stats.standings(means, one)
-            tables[f"overall-{metric}"] = stats.overall_table(standing, tests[metric], cd, caption=label)
-            order = [str(name) for name in standing["algorithm"]]
-            tables[f"outcomes-{metric}"] = stats.outcomes_table(stats.outcomes(one, order), caption=label)
+            tables[f"overall-{metric}"] = stats.overall_table(result.standings, result.test, result.cd, caption=label)
+            tables[f"outcomes-{metric}"] = stats.outcomes_table(result.outcomes, caption=label)
+            tests[metric], critical[metric], bars[metric] = result.test, result.cd, result.groups
+            pairs.append(result.pairs)
         tables["friedman"] = stats.friedman_table(tests, critical, bars, caption="Tests on ranks")
-        tables["pairwise"] = stats.pairwise_table(pairs, caption="Wilcoxon signed-rank tests")
+        tables["pairwise"] = stats.pairwise_table(
+            pd.concat(pairs, ignore_index=True), caption="Wilcoxon signed-rank tests"
+        )
     forms = {"md": "markdown", "tex": "latex", "csv": "csv"}
     texts = {
         f"{name}.{ending}": stats.render(table, form)

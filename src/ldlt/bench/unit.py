@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ldlt.bench.data import FOLDS, Dataset
+from ldlt.bench.family import find_family
 from ldlt.bench.models import build
 from ldlt.bench.protocol import Protocol, network_width
 from ldlt.bench.stack import Stack
@@ -37,9 +38,8 @@ class Unit:
 def together(width: int) -> int:
     """Return how many networks of a width run as one program.
 
-    Small networks are all overhead: the more, the better. Measured: 24 networks of width 32 cost 2.3 to 4 times as much
-    as four. From width 128 on a step is arithmetic. Four that run alone take 0.7 to 1.3 times as long per step as a
-    stack of them (1.04 in the median over families and batches), and a network that runs alone can stop alone.
+    Small networks are all overhead: the more, the better. From width 128 on a step is arithmetic, four that run alone
+    take about as long per step as a stack of them, and a network that runs alone can stop alone.
     """
     return 32 if width <= 64 else 1
 
@@ -126,17 +126,16 @@ def start_seed(dataset: str, fold: int, seed: int) -> int:
 def estimate_cost(unit: Unit, protocol: Protocol, rows: int, columns: int, classes: int) -> float:
     """Rough time of a unit in seconds, for the order of work and the remaining time.
 
-    Constants fitted to runs on one core: a recorded program, a step's overhead, the cubic work on the weights of one
-    network, the work per row.
+    Constants fitted to the study under ``paper`` on one core: the work on the weights of one network, which the larger
+    matrices do faster than w³ says, and the work per row, with what does not grow with the network.
     """
     width = network_width(columns, classes)
     steps = protocol.steps(rows // 2)
-    weight = {"AOL": 0.8, "SLL": 1.2, "LDLT-L": 1.3, "Orthogonal": 1.7, "LDLT-R": 2.0, "Sandwich": 4.5}
-    cube = 2.5e-10 * weight.get(unit.family, 2.0) * width**3
-    row = 4e-11 * (width * columns + protocol.depth * width**2)
-    total, start, candidates = 1.5, 0, len(protocol.candidates)
+    step = 1e-11 * find_family(unit.family).cost * width**2 * (width + 3000)
+    row = 7e-11 * width * (columns + protocol.depth * width + 500)
+    total, start, candidates = 0.4, 0, len(protocol.candidates)
     for until, keep in (*protocol.rungs, (round(0.65 * protocol.epochs), 1)):
         nets = FOLDS * candidates
-        total += max(until - start, 0) * (steps * (1.5e-3 + nets * cube) + nets * rows * row)
+        total += max(until - start, 0) * nets * (steps * step + rows * row)
         candidates, start = min(keep, candidates), until
     return total

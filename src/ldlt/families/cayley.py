@@ -85,7 +85,7 @@ class _Solve(torch.autograd.Function):
     """``M^{-1} R`` or ``M^{-T} R`` from a given factorisation ``M[order] = LU``.
 
     ``torch.linalg.solve`` factorises M anew for every right side and for every transpose, and ``lu_solve`` solves from
-    the left, which takes a BLAS longer than the transposed system from the right (here 1.1 to 1.7 times).
+    the left, which takes a BLAS longer than the transposed system from the right.
     """
 
     generate_vmap_rule = True

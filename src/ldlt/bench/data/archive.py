@@ -8,6 +8,7 @@ without header.
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -76,6 +77,9 @@ class Collection(Protocol):
     def summary(self, name: str) -> Summary:
         """Its size."""
 
+    def digest(self, name: str) -> str:
+        """Short hash of its content: results of different data are never mixed."""
+
     def check(self, name: str) -> list[Finding]:
         """Everything that is wrong or odd with it."""
 
@@ -142,6 +146,16 @@ class Archive:
         labels = self._labels(folder)
         first = parse_table(self._store.first_line(f"{folder}{name}_py.dat"), f"{folder}{name}_py.dat")
         return Summary(name, len(labels), first.shape[1], len(np.unique(labels)))
+
+    def digest(self, name: str) -> str:
+        """Short hash of the checksums of a set's four files, the same for the zip file and the unpacked folder.
+
+        Raises:
+            DataError: If one of them is missing or cannot be read.
+        """
+        folder = self._locate(name)
+        sums = ",".join(f"{self._store.checksum(folder + file):08x}" for file in _files(name))
+        return hashlib.sha256(sums.encode()).hexdigest()[:8]
 
     def check(self, name: str) -> list[Finding]:
         """Everything that is wrong or odd with a data set; never raises for a set that the archive knows.

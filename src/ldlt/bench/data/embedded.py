@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -93,6 +94,18 @@ class Embedded:
             UnknownSetError: If there is no such set.
         """
         return Summary(name, *_recipe(name).size)
+
+    def digest(self, name: str) -> str:
+        """Short hash of features (to six decimals, as the last ones may depend on the machine), labels and folds.
+
+        Raises:
+            UnknownSetError: If there is no such set.
+            MissingExtraError: If it ships inside scikit-learn, and that is not installed.
+        """
+        data = self.load(name)
+        rounded = np.round(data.features * 1e6).astype(np.int64)
+        parts = (rounded, data.labels, data.test_folds, data.validation_folds)
+        return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()[:8]
 
     def check(self, name: str) -> list[Finding]:
         """Everything that is odd with a data set.

@@ -22,6 +22,7 @@ from ldlt.bench.data.archive import Archive
 from ldlt.bench.data.errors import ArchiveError, FetchError
 from ldlt.bench.data.store import describe_start, zip_errors
 from ldlt.bench.data.unpack import LIMITS, Limits, audit
+from ldlt.bench.lock import Lock
 
 __all__ = ["POLICY", "SETS", "URLS", "Policy", "Progress", "fetch", "verify"]
 
@@ -155,7 +156,8 @@ def fetch(
     reasons: list[str] = []
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target):
+        busy = f"{target}: another download to this file is running"
+        with Lock(target.with_name(f"{target.name}.lock"), busy, FetchError):
             for url in urls:
                 download = _Download(url, target, progress or (lambda _: None), policy, end)
                 try:
@@ -344,23 +346,3 @@ def _range_total(header: str, start: int) -> int | None:
     first = span.partition("-")[0]
     good = unit == "bytes" and first.isdecimal() and total.isdecimal() and int(first) == start
     return int(total) if good else None
-
-
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Keep a second download to the same file out, where the system has file locks."""
-    try:
-        import fcntl  # noqa: PLC0415 - not on every system
-    except ImportError:
-        yield
-        return
-    lock = target.with_name(target.name + ".lock")
-    with lock.open("w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FetchError(f"{target}: another download to this file is running") from None
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)

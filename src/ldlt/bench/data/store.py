@@ -38,6 +38,10 @@ class Store(ABC):
     def first_line(self, member: str) -> bytes:
         """The first line of a file."""
 
+    def checksum(self, member: str) -> int:
+        """CRC-32 of a file, the same in a zip file and in the folder it unpacks to."""
+        return zlib.crc32(self.read(member))
+
     def _check_size(self, member: str, size: int) -> None:
         if size > LARGEST:
             raise ArchiveError(f"{self.path}: '{member}' has {size:,} bytes, more than {LARGEST:,}: not read")
@@ -61,6 +65,11 @@ class ZipStore(Store):
         """The first line of a file."""
         with zip_errors(self.path, member), zipfile.ZipFile(self.path) as file, file.open(member) as stream:
             return stream.readline(1 << 26)
+
+    def checksum(self, member: str) -> int:
+        """CRC-32 of a file, as the zip file's directory has it."""
+        with zip_errors(self.path, member), zipfile.ZipFile(self.path) as file:
+            return file.getinfo(member).CRC
 
 
 class FolderStore(Store):

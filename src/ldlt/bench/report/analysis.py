@@ -10,57 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ldlt.bench.stats import (
-    METRICS,
-    Friedman,
-    ScoreError,
-    Scores,
-    average_ranks,
-    compare_all,
-    critical_difference,
-    friedman,
-    outcomes,
-    rank_groups,
-    score_frames,
-    standings,
-    summarise,
-)
+from ldlt.bench.family import AS_PRINTED
+from ldlt.bench.protocol import CURVE
+from ldlt.bench.stats import METRICS, MetricResult, ScoreError, Scores, metric_results, score_frames, summarise
 from ldlt.bench.stats.scores import need_columns
 
-__all__ = ["AS_PRINTED", "RADII", "MetricResult", "Study", "analyse", "embed", "family_order"]
+__all__ = ["RADII", "Study", "analyse", "embed", "family_order"]
 
-AS_PRINTED = "LDLT-R as printed"
-"""The family whose construction is refuted; never certified, whatever the table says."""
-
-RADII = np.linspace(0.0, 2.0, 41)
+RADII = np.array(CURVE)
 """Radii of the curves of certified accuracy."""
 
 _KEYS = ["protocol", "dataset", "family", "fold", "seed"]
 _PROTOCOLS = ("paper", "tuned")
 _FAMILIES = ("LDLT-R", "LDLT-L", "Sandwich", "SLL", "AOL", "Orthogonal", "CPL", "Spectral", AS_PRINTED)
-
-
-@dataclass(frozen=True)
-class MetricResult:
-    """Tests of one metric; what needs more families or data sets than there are is ``None``.
-
-    Attributes:
-        ranks: Average ranks, best first.
-        test: Friedman's and Iman and Davenport's tests.
-        cd: Nemenyi's critical difference.
-        groups: Families that are not distinguished.
-        pairs: Wilcoxon tests of the pairs, smallest p first.
-        standings: Significant wins and losses.
-        outcomes: Winner of every pair, row against column.
-    """
-
-    ranks: pd.Series
-    test: Friedman | None = None
-    cd: float | None = None
-    groups: tuple[tuple[str, ...], ...] = ()
-    pairs: pd.DataFrame | None = None
-    standings: pd.DataFrame | None = None
-    outcomes: pd.DataFrame | None = None
 
 
 @dataclass(frozen=True)
@@ -124,29 +86,6 @@ def _curve(value: Any) -> np.ndarray | None:
     except (TypeError, ValueError):
         return None
     return curve if curve.shape == RADII.shape and np.isfinite(curve).all() else None
-
-
-def _metric_results(scores: Scores) -> dict[str, MetricResult]:
-    frames = scores.frames
-    n, k = frames[METRICS[0]].shape
-    if k < 2:
-        return {metric: MetricResult(average_ranks(frame)) for metric, frame in frames.items()}
-    pairs = compare_all(frames)
-    cd = critical_difference(k, n) if n > 1 else None
-    results = {}
-    for metric, frame in frames.items():
-        means = average_ranks(frame)
-        one = pairs[pairs["metric"] == metric].reset_index(drop=True)
-        results[metric] = MetricResult(
-            ranks=means,
-            test=friedman(frame) if n > 1 else None,
-            cd=cd,
-            groups=tuple(rank_groups(means, cd)) if cd is not None else (),
-            pairs=one,
-            standings=standings(means, one),
-            outcomes=outcomes(one, [str(name) for name in means.index]),
-        )
-    return results
 
 
 def _units(part: pd.DataFrame) -> set[tuple[Any, Any]]:
@@ -219,7 +158,7 @@ def analyse(frame: pd.DataFrame, planned: Iterable[str] = ()) -> list[Study]:
                 scores=scores,
                 dropped=dropped,
                 summary=empty if scores is None else _summary(runs, scores, uncertified),
-                metrics={} if scores is None else _metric_results(scores),
+                metrics={} if scores is None else metric_results(scores.frames),
             )
         )
     return studies

@@ -17,6 +17,7 @@ from ldlt.bench.report.analysis import RADII, analyse, embed, family_order
 from ldlt.bench.report.erratum import measure
 from ldlt.bench.report.markup import Families, escape, script_json
 from ldlt.bench.stats import METRICS, metric_label
+from ldlt.files import write_whole
 
 __all__ = ["build_report", "write_report"]
 
@@ -118,5 +119,5 @@ def write_report(frame: pd.DataFrame, path: str | Path, *, settings: Mapping[str
     path = Path(path)
     page = build_report(frame, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8", newline="\n")
+    write_whole(path, page.encode())
     return path

@@ -8,7 +8,8 @@ of runs. Every result is a tidy ``DataFrame`` or a small frozen dataclass, and
 * :mod:`~ldlt.bench.stats.summary`: mean ± standard deviation, ranges of the model sizes;
 * :mod:`~ldlt.bench.stats.ranks`: average ranks, Friedman, Iman–Davenport and Nemenyi tests;
 * :mod:`~ldlt.bench.stats.pairwise`: Wilcoxon signed-rank tests with Holm's correction and effect sizes;
-* :mod:`~ldlt.bench.stats.overall`: significant wins and losses.
+* :mod:`~ldlt.bench.stats.overall`: significant wins and losses;
+* :mod:`~ldlt.bench.stats.metrics`: all of these, for every metric.
 
 References:
     J. Demšar, *Statistical comparisons of classifiers over multiple data sets*, JMLR 7 (2006) 1-30.
@@ -29,6 +30,7 @@ for _package in ("pandas", "scipy", "statsmodels"):
     if find_spec(_package) is None:
         raise MissingExtraError(_package, "bench")
 
+from ldlt.bench.stats.metrics import MetricResult, metric_results  # noqa: E402
 from ldlt.bench.stats.overall import outcomes, standings  # noqa: E402
 from ldlt.bench.stats.pairwise import (  # noqa: E402
     SignedRank,
@@ -69,6 +71,7 @@ __all__ = [
     "RANGES",
     "Cell",
     "Friedman",
+    "MetricResult",
     "ScoreError",
     "Scores",
     "SignedRank",
@@ -82,6 +85,7 @@ __all__ = [
     "friedman_table",
     "holm",
     "metric_label",
+    "metric_results",
     "model_ranges",
     "nemenyi",
     "normal_signed_rank",

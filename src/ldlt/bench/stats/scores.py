@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ldlt.bench.protocol import RADII
 from ldlt.errors import LdltError, OptionError
 
 __all__ = [
@@ -22,7 +23,7 @@ __all__ = [
     "score_frames",
 ]
 
-METRICS = ("accuracy", "cert_36", "cert_72", "cert_108", "cert_255")
+METRICS = ("accuracy", *RADII)
 """Metrics of the benchmark: accuracy, and certified accuracy at the radii 36, 72, 108 and 255 over 255."""
 
 DECIMALS = 12

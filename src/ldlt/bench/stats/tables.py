@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -280,7 +280,7 @@ def ranges_table(result: pd.DataFrame, *, labels: Mapping[str, str] | None = Non
 def friedman_table(
     results: Mapping[str, Friedman],
     critical: Mapping[str, float],
-    bars: Mapping[str, list[tuple[str, ...]]] | None = None,
+    bars: Mapping[str, Sequence[tuple[str, ...]]] | None = None,
     *,
     labels: Mapping[str, str] | None = None,
     caption: str = "",
