@@ -1,4 +1,4 @@
-"""Choose the start values of LDLT networks for the benchmark, without a look at test rows.
+"""Choose the start values of LDLT networks for the benchmark, without a look at the test rows of a fold.
 
     python benchmarks/choose_start.py [--data ARCHIVE] [--workers 2] [--protocol paper] [--families LDLT-L LDLT-R]
 
@@ -9,7 +9,8 @@ and for all, with the five metrics behind it.
 
 A quarter of the training rows of every fold is held out for that (:class:`Inner`); the test rows of the fold are left
 out altogether. The validation rows would not do: they have already chosen the epoch and the settings, so that what is
-measured on them favours whatever fluctuates most.
+measured on them favours whatever fluctuates most. One choice serves all folds, and the archive's four splits overlap:
+rows that are held out in one fold are test rows of another in most sets.
 """
 
 from __future__ import annotations
