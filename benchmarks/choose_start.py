@@ -23,7 +23,7 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 
-from ldlt.bench.data import Archive, Dataset, UnavailableSetError, locate
+from ldlt.bench.data import Archive, Dataset, locate
 from ldlt.bench.data.dataset import Split
 from ldlt.bench.data.folds import stratified_sample
 from ldlt.bench.data.stream import Stream
@@ -56,10 +56,7 @@ def chosen_sets(archive: Archive, each: int) -> dict[str, int]:
     """Names of data sets and the width of their networks."""
     found: dict[int, list[str]] = {width: [] for width in WIDTHS}
     for name in archive.names():
-        try:
-            dataset = archive.load(name)
-        except UnavailableSetError:
-            continue
+        dataset = archive.load(name)
         width = network_width(dataset.columns, len(dataset.classes))
         if dataset.rows <= 1000 and width in found and len(found[width]) < each:
             found[width].append(name)
