@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ldlt.cayley import cayley
 from ldlt.errors import InfeasibleError, OptionError
 from ldlt.grid import Fold, Layout
 from ldlt.triangular import SHARE, Triangular, gram_cholesky
@@ -378,11 +379,7 @@ class Cayley(Contraction):
         return math.tan(math.atan(gain) / 2)  # ‖U‖ = 2g/(1 + g²) = sin(2 atan g)
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
-        skew = extra["skew"].to(weight.dtype)
-        eye = torch.eye(weight.shape[-2], dtype=weight.dtype, device=weight.device)
-        z = skew.mH - skew + weight @ weight.mH
-        both = torch.linalg.solve(eye + z, torch.cat([-2 * weight, eye - z], -1))
-        matrix, rest = both[..., : weight.shape[-1]], both[..., weight.shape[-1] :]
+        rest, matrix = cayley(extra["skew"].to(weight.dtype), weight.mH)
         return Contracted(matrix, InverseRoot(rest))
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
