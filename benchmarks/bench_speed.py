@@ -20,7 +20,8 @@ import torch
 
 from _measure import machine
 from ldlt.bench.data import Dataset, Embedded
-from ldlt.bench.models import STUDY_FAMILIES, Model, build
+from ldlt.bench.family import STUDY_FAMILIES
+from ldlt.bench.models import Model, build
 from ldlt.bench.protocol import PROTOCOLS, Protocol, network_width
 from ldlt.bench.stack import Stack, flatten, margin_loss
 from ldlt.bench.training import Folds, Net, Trainer, start_values

@@ -9,6 +9,8 @@ import os
 import pkgutil
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +80,16 @@ def test_commands_run(page, tmp_path, monkeypatch):
             assert (ROOT / words[1]).is_file(), line
         else:
             assert words[:4] == ["pip", "install", "-c", "constraints.txt"], line
+
+
+SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("[!_]*.py")) if "ArgumentParser" in path.read_text()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_benchmarks_start(script):
+    done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout
 
 
 def test_the_readme_has_code():
