@@ -135,9 +135,8 @@ def _data(arguments: argparse.Namespace) -> int:
     where = None if arguments.path == "embedded" else data.locate(arguments.path)
     archive_or_none = None if where is None else data.Archive(where)
     if arguments.action == "list":
-        rows = data.list_sets()
-        if archive_or_none is not None:
-            rows = [*([] if arguments.path else rows), *data.list_sets(archive_or_none)]
+        sources = [archive_or_none] if arguments.path or archive_or_none is None else [None, archive_or_none]
+        rows = [row for source in sources for row in data.list_sets(source)]
         print(json.dumps([asdict(row) for row in rows]) if arguments.json else data.format_table(rows))
         return 0
     report = data.check_sets(archive_or_none)

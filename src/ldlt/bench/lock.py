@@ -99,7 +99,7 @@ class Lock:
     def _message(self, file: int) -> str:
         holder = self._holder(file)
         who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}, since {holder.get('since', '?')}"
-        return f"{self.busy} ({who}): wait for it (if no such process exists, remove {self.path})"
+        return f"{self.busy} ({who}): wait for it, or give another path (if no such process exists, remove {self.path})"
 
 
 def _system_lock(file: int) -> bool | None:

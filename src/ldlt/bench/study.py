@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -198,7 +198,7 @@ class Study:
             plan = self._plan(chosen, skipped)  # first, as it sets aside what would keep a unit from being taken over
             for path in self.add:
                 self.messages.append(f"{self.store.add(path)} units taken over from {path}")
-            plan = self._plan(chosen, skipped) if self.add else plan
+            plan = replace(plan, todo=self._todo(plan.costs, plan.labels))
             record = _Record(self, plan, begun)
             try:
                 record.save()
@@ -264,13 +264,17 @@ class Study:
                 for family in self.families:
                     unit = work.Unit(protocol.name, name, family)
                     costs[unit] = float(work.estimate_cost(unit, protocol, size.rows, size.columns, size.classes))
+        return Plan(tuple(costs), self._todo(costs, labels), costs, labels, skipped, damaged)
+
+    def _todo(self, costs: Mapping[UnitKey, float], labels: Mapping[str, str]) -> tuple[UnitKey, ...]:
+        """The units that are not stored, in the order in which they are begun."""
         todo = [
             u
             for u in costs
             if not self.store.done(u, self.protocols[u.protocol].fingerprint(u.family), self.seeds, labels[u.dataset])
         ]
         self.total, self.safe = len(costs), len(costs) - len(todo)
-        return Plan(tuple(costs), tuple(_order(todo, costs)), costs, labels, skipped, damaged)
+        return tuple(_order(todo, costs))
 
     def _compute(self, engine: Engine, plan: Plan, record: _Record, show: bool) -> dict[UnitKey, str]:
         """Compute and store; returns what failed."""
@@ -421,10 +425,13 @@ def load_study(out: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     settings = read_settings(out)
     protocols, data = settings.get("protocols", {}), settings.get("data", {})
 
+    def current(protocol: str, family: str, fingerprint: str) -> bool:
+        return not settings or protocols.get(protocol, {}).get("fingerprints", {}).get(family) == fingerprint
+
     def ours(stored: Stored) -> bool:
         protocol, dataset, family = stored.key
         return not settings or (
-            protocols.get(protocol, {}).get("fingerprints", {}).get(family) == stored.fingerprint
+            current(protocol, family, stored.fingerprint)
             and family in settings["families"]
             and data.get(dataset) == stored.data
             and list(stored.seeds) == settings["seeds"]
@@ -438,14 +445,9 @@ def load_study(out: str | Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             frame = pd.read_parquet(out / "results.parquet")
         except (OSError, ValueError) as error:
             raise BenchError(f"cannot read {out / 'results.parquet'}: {error}") from error
-        if settings:  # rows of an earlier study must not pass for those of the settings
-            wanted = {
-                (name, family, fingerprint)
-                for name, entry in protocols.items()
-                for family, fingerprint in entry.get("fingerprints", {}).items()
-            }
-            keys = zip(frame["protocol"], frame["family"], frame["fingerprint"], strict=True)
-            frame = frame[[key in wanted for key in keys]].reset_index(drop=True)
+        # Rows of an earlier study must not pass for those of the settings.
+        keys = zip(frame["protocol"], frame["family"], frame["fingerprint"], strict=True)
+        frame = frame[[current(*key) for key in keys]].reset_index(drop=True)
     if frame.empty:
         raise BenchError(f"no results in {out}: make some with  ldlt bench --out {out}")
     return frame, settings

@@ -10,6 +10,7 @@ import pandas as pd
 from ldlt.bench.stats.overall import outcomes, standings
 from ldlt.bench.stats.pairwise import compare_all
 from ldlt.bench.stats.ranks import Friedman, average_ranks, critical_difference, friedman, rank_groups
+from ldlt.bench.stats.scores import check_frames
 
 __all__ = ["MetricResult", "metric_results"]
 
@@ -42,7 +43,11 @@ def metric_results(frames: Mapping[str, pd.DataFrame]) -> dict[str, MetricResult
 
     Args:
         frames: Metric -> scores, one row per data set and one column per algorithm.
+
+    Raises:
+        ScoreError: If there is no metric, or the tables do not have the same rows and columns.
     """
+    frames = check_frames(frames)
     n, k = next(iter(frames.values())).shape
     if k < 2:
         return {metric: MetricResult(average_ranks(frame)) for metric, frame in frames.items()}
