@@ -427,11 +427,12 @@ def test_score_counts_ties_and_nan_as_uncertified() -> None:
 def test_family_names() -> None:
     assert canonical(" sandwich ") == "Sandwich"
     assert canonical("ldlt-r AS printed") == "LDLT-R as printed"
-    assert canonical("LDLT-L:cholesky") == "LDLT-L"
+    assert canonical("ldlt-l:Cholesky") == "LDLT-L:cholesky"
     for wrong in ("LDLT", "AOL:cayley", "LDLT-R:lu", ""):
         with pytest.raises(OptionError, match="unknown family"):
             canonical(wrong)
-    assert find_family("ldlt-r:cayley").cost > find_family("LDLT-R").cost
+    assert find_family("ldlt-r:cayley").contraction == "cayley"
+    assert not find_family("LDLT-R").contraction  # the protocol's
     assert [name for name in FAMILIES if not find_family(name).certified] == ["LDLT-R as printed"]
 
 

@@ -116,5 +116,23 @@ def test_public_names_exist_and_are_documented():
 
 
 def test_scripts_can_be_run():
-    for script in ("scripts/bench", "scripts/docs", "scripts/test", ".ci/run"):
+    for script in ("scripts/avx512", "scripts/bench", "scripts/docs", "scripts/test", ".ci/run"):
         assert os.access(ROOT / script, os.X_OK)
+
+
+def test_the_avx512_script_runs_commands_as_they_are():
+    """Arguments, output and exit code pass through, and PyTorch computes what it computes without it."""
+    script = str(ROOT / "scripts" / "avx512")
+    code = "import sys, torch; torch.manual_seed(0); a = torch.rand(65, 65).double(); print((a @ a).sum().item(), sys.argv)"
+    plain, through = (
+        subprocess.run(
+            [*how, sys.executable, "-c", code, "a b", "*"], capture_output=True, text=True, check=True
+        ).stdout
+        for how in ([], [script])
+    )
+    assert through.split(" ", 1)[1] == plain.split(" ", 1)[1] == "['-c', 'a b', '*']\n"
+    assert float(through.split()[0]) == pytest.approx(float(plain.split()[0]), rel=1e-12)
+    assert subprocess.run([script, "false"], check=False).returncode == 1
+    nothing = subprocess.run([script], capture_output=True, text=True, check=False)
+    assert nothing.returncode == 2
+    assert "usage" in nothing.stderr

@@ -327,6 +327,8 @@ def test_input_shape_that_does_not_fit_names_the_node():
         ({"output": "any"}, "output must be"),
         ({"alpha": 0.0}, "alpha must be"),
         ({"gain": -1}, "gain must be"),
+        ({"placing": math.inf}, "placing must be"),
+        ({"placing": "half"}, "placing must be"),
         ({"bound_floor": 0.1}, "train_bound=True"),
     ],
 )
@@ -465,3 +467,22 @@ def test_factored_weights_are_ordinary_tensors_to_everything_but_linear():
     assert factored.shape == (16, 16)
     x = torch.randn(2, 4, 16)
     torch.testing.assert_close(nn.functional.linear(x, factored), nn.functional.linear(x, dense))
+
+
+@pytest.mark.parametrize("placing", [0.0, 0.5, 1.0])
+def test_biases_are_placed_in_units_of_the_default_place(placing):
+    """The means of the pre-activations on standard normal inputs scale with ``placing``."""
+
+    def means(placing):
+        torch.manual_seed(0)
+        net = ldlt.nn.FeedForward(6, [64, 64], 2, placing=placing)
+        x = torch.randn(20_000, 6)
+        first = net.freeze()[0](x)
+        return first.mean().item(), net.freeze()[2](torch.relu(first)).mean().item()
+
+    one, found = means(1.0), means(placing)
+    assert one[0] > 0.1
+    assert one[1] > 0.1
+    assert found[0] == pytest.approx(placing * one[0], abs=0.02)
+    # the spread of the second layer, and with it the place, depends on the first
+    assert (found[1] > 0.05) == (placing > 0)

@@ -30,7 +30,7 @@ from torch import Tensor
 from ldlt.errors import ShapeError
 from ldlt.gram import gram
 
-__all__ = ["cayley", "factorise", "solve_factored"]
+__all__ = ["CayleyMap", "cayley"]
 
 
 def cayley(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,35 +51,99 @@ def cayley(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         >>> torch.allclose(a @ a.mT + b @ b.mT, torch.eye(3).double())
         True
     """
-    if x.dim() < 2 or y.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] != y.shape[-1]:
-        raise ShapeError(f"expected X (..., q, q) and Y (..., p, q), got {tuple(x.shape)} and {tuple(y.shape)}")
-    q = x.shape[-1]
-    eye = torch.eye(q, dtype=x.dtype, device=x.device)
-    z = x.mH - x + gram(y)  # Z^*
-    rows = _solve(eye + z, torch.cat((eye - z, -2.0 * y.mH), dim=-1))
-    return rows[..., :q], rows[..., q:]
+    found = CayleyMap(x, y)
+    return found.a(), found.b()
+
+
+class CayleyMap:
+    r"""``[A B]`` of free X, Y, formed only when it is asked for.
+
+    With :math:`A = 2 (I + Z^*)^{-1} - I` and :math:`B = -2 (I + Z^*)^{-1} Y^*` one LU factorisation and a solve per
+    vector apply the maps; that is the better choice while there are fewer vectors than rows. The verbs on vectors are
+    for real matrices, the vectors are rows.
+
+    Args:
+        x: Free matrix, ``(..., q, q)``.
+        y: Free matrix, ``(..., p, q)``.
+
+    Raises:
+        ShapeError: If X is not square or Y has another number of columns.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        if x.dim() < 2 or y.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] != y.shape[-1]:
+            raise ShapeError(f"expected X (..., q, q) and Y (..., p, q), got {tuple(x.shape)} and {tuple(y.shape)}")
+        self.rows = x.shape[-1]
+        self.eye = torch.eye(self.rows, dtype=x.dtype, device=x.device)
+        self.y = y.mH  # Y^*
+        self.shift = x.mH - x + gram(y)  # Z^*
+        self.shifted = self.eye + self.shift
+        self.factors: tuple[Tensor, Tensor, Tensor] | None = None  # of ``shifted``, made when needed
+
+    def a(self) -> Tensor:
+        """A ``(..., q, q)``."""
+        return 2.0 * self._solve(self.eye.expand_as(self.shift)) - self.eye
+
+    def b(self) -> Tensor:
+        """B ``(..., q, p)``."""
+        return -2.0 * self._solve(self.y)
+
+    def apply_a(self, v: Tensor) -> Tensor:
+        """``A v`` for rows v ``(m, q)``."""
+        return 2.0 * self._solve(v.mT).mT - v
+
+    def apply_b(self, v: Tensor) -> Tensor:
+        """``B v`` for rows v ``(m, p)``."""
+        return -2.0 * self._solve((v @ self.y.mT).mT).mT
+
+    def apply(self, v: Tensor) -> Tensor:
+        """``[A B] v`` for rows v ``(m, q + p)``."""
+        head = v[..., : self.rows]
+        return 2.0 * self._solve((head - v[..., self.rows :] @ self.y.mT).mT).mT - head
+
+    def adjoint_a(self, v: Tensor) -> Tensor:
+        """``A' v`` for rows v ``(m, q)``."""
+        return 2.0 * self._solve(v.mT, True).mT - v
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        """``[A B]' v`` for rows v ``(m, q)``."""
+        solved = self._solve(v.mT, True).mT
+        return torch.cat((2.0 * solved - v, -2.0 * solved @ self.y), dim=-1)
+
+    def inverse_a(self, rhs: Tensor) -> Tensor:
+        r""":math:`A^{-1} R = (I - Z^*)^{-1} (I + Z^*) R`; NaN where A is singular (a set of measure zero)."""
+        return _solve(self.eye - self.shift, rhs + self.shift @ rhs)
+
+    def inverse_a_b(self, rhs: Tensor) -> Tensor:
+        r""":math:`A^{-1} B R = -2 (I - Z^*)^{-1} Y^* R` for R ``(..., p, r)``; NaN where A is singular."""
+        return -2.0 * _solve(self.eye - self.shift, self.y @ rhs)
+
+    def _solve(self, rhs: Tensor, adjoint: bool = False) -> Tensor:
+        """``(I + Z^*)^{-1} R`` or ``(I + Z)^{-1} R``; all solves share one factorisation."""
+        if torch.compiler.is_compiling():
+            return _solve(self.shifted.mH if adjoint else self.shifted, rhs)
+        if self.factors is None:
+            self.factors = _factorise(self.shifted)
+        return cast(Tensor, _Solve.apply(self.shifted, *self.factors, rhs, adjoint))
 
 
 def _solve(matrix: Tensor, rhs: Tensor) -> Tensor:
-    """``M^{-1} R``, factorised once for value and gradient."""
+    """``M^{-1} R``, factorised once for value and gradient; NaN, not an exception, where M is singular."""
     if torch.compiler.is_compiling():
-        return torch.linalg.solve(matrix, rhs)
-    return solve_factored(matrix, factorise(matrix), rhs, False)
+        solution, info = torch.linalg.solve_ex(matrix, rhs)
+        return torch.where((info == 0)[..., None, None], solution, torch.nan)
+    return cast(Tensor, _Solve.apply(matrix, *_factorise(matrix), rhs, False))
 
 
-def factorise(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``LU`` in one matrix, and how its rows are exchanged and put back: ``M[order] = LU``."""
+def _factorise(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``LU`` in one matrix, and how its rows are exchanged and put back: ``M[order] = LU``; NaN if M is singular."""
     with torch.no_grad():
-        lu, pivots = torch.linalg.lu_factor(matrix)
+        lu, pivots, info = torch.linalg.lu_factor_ex(matrix)
+        lu = torch.where((info == 0)[..., None, None], lu, torch.nan)
         swaps, _, _ = torch.lu_unpack(lu, pivots, unpack_data=False)  # P, M = PLU
         swaps = swaps.real if swaps.is_complex() else swaps
         places = torch.arange(matrix.shape[-1], dtype=swaps.dtype, device=matrix.device)
         return lu, (swaps.mT @ places).long(), (swaps @ places).long()
-
-
-def solve_factored(matrix: Tensor, factors: tuple[Tensor, Tensor, Tensor], rhs: Tensor, adjoint: bool) -> Tensor:
-    """``M^{-1} R`` or, if ``adjoint``, ``M^{-*} R``, with the factors of :func:`factorise`."""
-    return cast(Tensor, _Solve.apply(matrix, *factors, rhs, adjoint))
 
 
 def _taken(rows: Tensor, order: Tensor) -> Tensor:

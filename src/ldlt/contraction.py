@@ -22,13 +22,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ldlt.cayley import cayley
+from ldlt.cayley import CayleyMap
 from ldlt.errors import InfeasibleError, OptionError
 from ldlt.grid import Fold, Layout
 from ldlt.triangular import SHARE, Triangular, gram_cholesky
@@ -106,28 +105,42 @@ class HermitianRoot(Root):
 
 
 class InverseRoot(Root):
-    """``K = A^{-1}``: dividing is a product."""
+    """``K = A^{-1}`` for a lower-triangular A: dividing is a product."""
 
-    def __init__(self, matrix: Tensor, lower: bool = False) -> None:
-        self.matrix, self.lower = matrix, lower
+    def __init__(self, lower: Tensor) -> None:
+        self.lower = lower
 
     def solve(self, rhs: Tensor) -> Tensor:
         """``A^{-1} rhs``."""
-        if self.lower:
-            return torch.linalg.solve_triangular(self.matrix, rhs, upper=False)
-        solution, info = torch.linalg.solve_ex(self.matrix, rhs)
-        # A is singular on a set of measure zero only: NaN, like every numerical breakdown here, not an exception.
-        return torch.where((info == 0)[..., None, None], solution, torch.nan)
+        return torch.linalg.solve_triangular(self.lower, rhs, upper=False)
 
     def dense(self) -> Tensor:
-        eye = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
-        return self.solve(eye.expand_as(self.matrix))  # expanded, or n matrices would take it for n vectors
+        eye = torch.eye(self.lower.shape[-1], dtype=self.lower.dtype, device=self.lower.device)
+        return self.solve(eye.expand_as(self.lower))
 
     def right_divide(self, x: Tensor) -> Tensor:
-        return x @ self.matrix.mH
+        return x @ self.lower.mH
 
     def divide(self, x: Tensor) -> Tensor:
-        return self.matrix.mH @ x
+        return self.lower.mH @ x
+
+
+class CayleyRoot(Root):
+    """``K = A^{-1}`` for the A of a Cayley transform: few vectors are solved for, many are multiplied."""
+
+    def __init__(self, map: CayleyMap) -> None:
+        self.map = map
+
+    def dense(self) -> Tensor:
+        return self.map.inverse_a(self.map.eye.expand_as(self.map.shift))
+
+    def right_divide(self, x: Tensor) -> Tensor:
+        few = x.shape[-2] < self.map.rows and not x.is_complex()
+        return self.map.apply_a(x) if few else x @ self.map.a().mH
+
+    def divide(self, x: Tensor) -> Tensor:
+        few = x.shape[-1] < self.map.rows and not x.is_complex()
+        return self.map.adjoint_a(x.mT).mT if few else self.map.a().mH @ x
 
 
 class IdentityRoot(Root):
@@ -193,26 +206,39 @@ class UpperRoot(Root):
         return torch.linalg.solve_triangular(self.upper.mH, x, upper=False)
 
 
-@dataclass
 class Contracted:
-    """What the rule needs to know of one contraction.
+    """What the rule needs to know of one contraction ``(U, K)``, ``K^*K = (I − UU^*)^{-1}``.
 
-    Attributes:
-        matrix: ``U`` (n, k), norm below one.
-        root: ``K`` with ``K^*K = (I − UU^*)^{-1}``.
+    Args:
+        shape: Of ``U``, (n, k) behind the frequencies of a grid.
+        matrix: Makes ``U``; called when it is first asked for.
+        root: ``K``.
+        spread: ``Y -> K U Y`` for Y (k, m): how the other live tensors are inflated.
+        product: ``x -> x U^*`` for rows x (batch, k), where there is a better way than the matrix.
     """
 
-    matrix: Tensor
-    root: Root
-    free: Callable[[], Tensor] | None = None  # K U where the parameterisation has it for (almost) nothing
-    product: Callable[[Tensor], Tensor] | None = None  # x -> x U^* where there is a better way than the matrix
+    def __init__(
+        self,
+        shape: torch.Size,
+        matrix: Callable[[], Tensor],
+        root: Root,
+        spread: Callable[[Tensor], Tensor],
+        product: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.shape, self.root, self.spread = shape, root, spread
+        self._make, self._product = matrix, product
+        self._matrix: Tensor | None = None
 
-    def spread(self) -> Tensor:
-        """``K U`` (n, k): how the other live tensors are inflated."""
-        if self.free is not None:
-            return self.free()
-        assert isinstance(self.root, InverseRoot)
-        return self.root.solve(self.matrix)
+    @property
+    def matrix(self) -> Tensor:
+        """``U`` (n, k), norm below one."""
+        if self._matrix is None:
+            self._matrix = self._make()
+        return self._matrix
+
+    def product(self, x: Tensor) -> Tensor:
+        """``x U^*`` for rows x (batch, k)."""
+        return x @ self.matrix.mH if self._product is None else self._product(x)
 
 
 def _gap(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,7 +256,8 @@ def given(matrix: Tensor) -> Contracted:
     """
     factor, info = _gap(matrix)
     factor = torch.where((info == 0)[..., None, None], factor, torch.nan)
-    return Contracted(matrix, InverseRoot(factor, lower=True))
+    root = InverseRoot(factor)
+    return Contracted(matrix.shape, lambda: matrix, root, lambda y: root.solve(matrix @ y))
 
 
 class Contraction(ABC):
@@ -301,7 +328,8 @@ class Cholesky(_Alpha):
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
         found = gram_cholesky(weight, extra["log_alpha"].exp(), self.unit)
         scale = found.alpha.sqrt()
-        return Contracted(found.matrix, TriangularRoot(found.factor, scale), lambda: weight / scale, found.apply)
+        root = TriangularRoot(found.factor, scale)
+        return Contracted(weight.shape, lambda: found.matrix, root, lambda y: (weight / scale) @ y, found.apply)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # I − UU^* = α M^{-1} M^{-*}: with LL^* = I − UU^*, M = √α L^{-1} and W = M U.
@@ -353,7 +381,8 @@ class Symmetric(_Alpha):
         gram = gram + torch.diag_embed(alpha.to(gram.dtype).expand(gram.shape[:-1]))
         half, inverse, _, _ = _Sqrt.apply(gram)  # type: ignore[misc]
         scale = alpha.sqrt()
-        return Contracted(inverse @ weight, HermitianRoot(half, inverse, scale), lambda: weight / scale)
+        root = HermitianRoot(half, inverse, scale)
+        return Contracted(weight.shape, lambda: inverse @ weight, root, lambda y: (weight / scale) @ y)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         _strict_gap(matrix)
@@ -379,8 +408,8 @@ class Cayley(Contraction):
         return math.tan(math.atan(gain) / 2)  # ‖U‖ = 2g/(1 + g²) = sin(2 atan g)
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
-        rest, matrix = cayley(extra["skew"].to(weight.dtype), weight.mH)
-        return Contracted(matrix, InverseRoot(rest))
+        found = CayleyMap(extra["skew"].to(weight.dtype), weight.mH)
+        return Contracted(weight.shape, found.b, CayleyRoot(found), found.inverse_a_b, found.apply_b)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # A = (I + Z)^{-1}(I − Z) gives Z = (I − A)(I + A)^{-1}, and U = −2(I + Z)^{-1} W. A is free up to a rotation:

@@ -45,6 +45,7 @@ from ldlt.generator import (
     choose_frame,
     noise_frame,
     squared,
+    sum_blocks,
 )
 from ldlt.generator import factor as factor_stack
 from ldlt.grid import Cells, Fold, Layout
@@ -211,7 +212,8 @@ class Elimination:
             The explicit maps ``C``, (n, d_member) for each member of the frame.
         """
         scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
-        maps = frame.right_divide(contracted.matrix, scale, contracted if lazy else None)
+        maps = frame.apart(contracted, scale) if lazy else None
+        maps = frame.right_divide(contracted.matrix, scale) if maps is None else maps
         self._append(name, frame, contracted, slopes, multiplier, survivors, layout)
         return maps
 
@@ -286,9 +288,9 @@ class Elimination:
                 continue
             gen = self.live[s].copy()
             kept[s] = gen
-            spread = frame.spread(contracted.spread(), gen) if frame.touches(gen) else None
-            if spread is not None:
-                gen.put(noise, spread)
+            seen = frame.coordinates(gen)
+            if seen is not None:
+                gen.put(noise, contracted.spread(seen))  # K U Q F_t^*
                 inflated = True
         self.live = kept
         self.live[name] = self._new_value(frame, contracted, slopes, multiplier, noise, layout, alone=not inflated)
@@ -328,7 +330,7 @@ class Elimination:
             blocks[self._new_block(n, layout)] = _diagonal(math.sqrt(1 - number**2) * unit, layout)
         else:
             blocks.update({b: x * (rho * unit) for b, x in frame.noise(contracted.matrix).items()})
-            blocks[noise] = (contracted.spread() @ contracted.matrix.mH) * (rho * unit)
+            blocks[noise] = contracted.spread(contracted.matrix.mH) * (rho * unit)
             blocks[self._new_block(n, layout)] = _diagonal(unit, layout)
         return Generator((n,), blocks, self.sizes, layout)
 
@@ -339,7 +341,7 @@ class Elimination:
             return gram_cholesky(root, multiplier.new_tensor(1 - rho**2), self.unit).factor
         # K^*K − I = U U^* + U (KU)^* (KU) U^*
         u = contracted.matrix
-        both = torch.cat([u, u @ contracted.spread().mH], -1)
+        both = torch.cat([u, contracted.spread(u.mH).mH], -1)
         both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
         return gram_cholesky(both, multiplier.new_ones(()), self.unit).factor
 
@@ -364,17 +366,3 @@ def _diagonal(values: Tensor, layout: Layout | None) -> Tensor:
     """A diagonal matrix, the same at all frequencies."""
     found = torch.diag_embed(values)
     return found if layout is None else found.to(found.dtype.to_complex()).expand(layout.frequencies, -1, -1)
-
-
-def sum_blocks(gen: Generator, blocks: Sequence[int], basis: Tensor) -> Tensor:
-    """``basis^* F^*`` over some noise blocks, without writing out the zero ones."""
-    total: Tensor | None = None
-    start = 0
-    for b in blocks:
-        size = gen.sizes[b]
-        if b in gen.blocks:
-            term = basis[..., start : start + size, :].mH @ gen.flat(b)
-            total = term if total is None else total + term
-        start += size
-    assert total is not None
-    return total

@@ -21,31 +21,30 @@ class FactoredWeight(Tensor):
     plain weight.
 
     Args:
-        matrix: ``U`` (n, k).
+        shape: (n, k).
         divide: ``x -> F^{-1} x`` for columns x (k, batch).
         product: ``x -> x U^*`` for rows x (batch, k).
         dense: The explicit matrix, when it is asked for.
-        rows: Scaling of the rows (n,), or None.
+        rows: Scaling of the rows (n,).
     """
 
-    matrix: Tensor
     solver: Callable[[Tensor], Tensor]
     product: Callable[[Tensor], Tensor]
     dense: Callable[[], Tensor]
-    rows: Tensor | None
+    rows: Tensor
 
     def __new__(  # noqa: D102
         cls,
-        matrix: Tensor,
+        shape: torch.Size,
         divide: Callable[[Tensor], Tensor],
         product: Callable[[Tensor], Tensor],
         dense: Callable[[], Tensor],
-        rows: Tensor | None,
+        rows: Tensor,
     ) -> FactoredWeight:
         self: FactoredWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, matrix.shape, dtype=matrix.dtype, device=matrix.device, requires_grad=False
+            cls, shape, dtype=rows.dtype, device=rows.device, requires_grad=False
         )
-        self.matrix, self.solver, self.product, self.dense, self.rows = matrix, divide, product, dense, rows
+        self.solver, self.product, self.dense, self.rows = divide, product, dense, rows
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -54,8 +53,6 @@ class FactoredWeight(Tensor):
     def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x F^{-*} U^* diag(rows) + bias`` for x (batch, k)."""
         y = self.product(self.solver(x.mT).mT)
-        if self.rows is None:
-            return y if bias is None else y + bias
         return y * self.rows if bias is None else torch.addcmul(bias, y, self.rows)
 
     @classmethod

@@ -38,6 +38,7 @@ __all__ = [
     "noise_frame",
     "reduced",
     "squared",
+    "sum_blocks",
     "through",
 ]
 
@@ -332,19 +333,19 @@ class Frame:
                     out[m] = part
         return out
 
-    def right_divide(self, matrix: Tensor, rows: Tensor | None = None, lazy: Contracted | None = None) -> list[Tensor]:
-        """``diag(rows) X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution.
+    def apart(self, contracted: Contracted, rows: Tensor) -> list[Tensor] | None:
+        """``diag(rows) U F^{-1}`` for a single member, not multiplied out; None where that does not pay."""
+        piece = self.pieces[0]
+        if len(self.pieces) > 1 or not isinstance(piece, _Peel) or isinstance(piece.square.root, IdentityRoot):
+            return None
+        square = piece.square
+        dense = lambda: square.right_divide(contracted.matrix, rows)  # noqa: E731
+        return [FactoredWeight(contracted.shape, square.divide, contracted.product, dense, rows)]
 
-        With ``lazy``, the contraction that ``matrix`` is from, the result may be a
-        :class:`~ldlt.factored.FactoredWeight`.
-        """
+    def right_divide(self, matrix: Tensor, rows: Tensor | None = None) -> list[Tensor]:
+        """``diag(rows) X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution."""
         if len(self.pieces) == 1 and isinstance(self.pieces[0], _Peel):
-            square = self.pieces[0].square
-            if lazy is not None and not isinstance(square.root, IdentityRoot):
-                product = lazy.product or (lambda x: x @ matrix.mH)
-                dense = lambda: square.right_divide(matrix, rows)  # noqa: E731
-                return [FactoredWeight(matrix, square.divide, product, dense, rows)]
-            return [square.right_divide(matrix, rows)]
+            return [self.pieces[0].square.right_divide(matrix, rows)]
         if rows is not None:
             matrix = rows[:, None] * matrix
         out: dict[int, Tensor] = {}
@@ -378,24 +379,30 @@ class Frame:
             columns.append(torch.stack(terms).sum(0))
         return torch.cat(columns, -1)
 
-    def spread(self, matrix: Tensor, gen: Generator) -> Tensor | None:
-        """``matrix · Q F_t^*`` (n, features), or None where the tensor is independent of the stack."""
-        total: Tensor | None = None
-        for p, span in self._spans():
-            part = matrix[..., span]
+    def coordinates(self, gen: Generator) -> Tensor | None:
+        """``Q F_t^*`` (width, features), or None where the tensor is independent of the stack."""
+        parts: list[Tensor | None] = []
+        for p, _ in self._spans():
             blocks = [p.block] if isinstance(p, _Peel) else p.blocks
             if not any(b in gen.blocks for b in blocks):
-                continue
-            if isinstance(p, _Rest) and p.basis is not None:
-                part = part @ p.basis.mH
-            start = 0
-            for b in blocks:
-                size = gen.sizes[b]
-                if b in gen.blocks:
-                    term = part[..., start : start + size] @ gen.flat(b)
-                    total = term if total is None else total + term
-                start += size
-        return total
+                parts.append(None)
+            elif isinstance(p, _Rest) and p.basis is not None:
+                parts.append(sum_blocks(gen, blocks, p.basis))
+            else:
+                parts.append(gen.flat(blocks[0]) if len(blocks) == 1 else _stacked([gen], blocks))
+        like = next((part for part in parts if part is not None), None)
+        if like is None:
+            return None
+        if len(parts) == 1:
+            return like
+        sizes = [span.stop - span.start for _, span in self._spans()]
+        return torch.cat(
+            [
+                like.new_zeros(*like.shape[:-2], size, like.shape[-1]) if part is None else part
+                for part, size in zip(parts, sizes, strict=True)
+            ],
+            -2,
+        )
 
     def noise(self, matrix: Tensor) -> dict[int, Tensor]:
         """``Q^* matrix^*`` by noise block: the generator (q_b, n) of ``matrix · ξ_frame``."""
@@ -416,10 +423,6 @@ class Frame:
         """``F`` (features, Σ q_b) of a tensor on the noise of the frame."""
         blocks = [b for p in self.pieces for b in ([p.block] if isinstance(p, _Peel) else p.blocks)]
         return _stacked([gen], blocks).mH
-
-    def touches(self, gen: Generator) -> bool:
-        """Whether a tensor shares noise with the stack."""
-        return any(b in gen.blocks for p in self.pieces for b in ([p.block] if isinstance(p, _Peel) else p.blocks))
 
     def compression(self) -> tuple[list[int], Tensor] | None:
         """Noise blocks that may be replaced by one, and the basis to do it with."""
@@ -470,6 +473,20 @@ def _stacked(gens: Sequence[Generator], blocks: list[int]) -> Tensor:
         zero = (*like.shape[:-2], q)
         rows.append(torch.cat([g.flat(b) if b in g.blocks else like.new_zeros(*zero, g.features) for g in gens], -1))
     return torch.cat(rows, -2)
+
+
+def sum_blocks(gen: Generator, blocks: Sequence[int], basis: Tensor) -> Tensor:
+    """``basis^* F^*`` over some noise blocks, without writing out the zero ones."""
+    total: Tensor | None = None
+    start = 0
+    for b in blocks:
+        size = gen.sizes[b]
+        if b in gen.blocks:
+            term = basis[..., start : start + size, :].mH @ gen.flat(b)
+            total = term if total is None else total + term
+        start += size
+    assert total is not None
+    return total
 
 
 def factor(

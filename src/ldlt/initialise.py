@@ -17,7 +17,8 @@ with zero biases the signal of a feed-forward net decays like :math:`2^{-n/2}`. 
 pre-activations. On standard normal inputs it puts the mean of each neuron at the point nearest to zero where the mean
 squared slope of the activation is ``1 − 1/(2n)`` of the best there is: half of the signal then reaches the end at any
 depth. For tanh this point is zero, for ReLU a positive number that grows slowly with the depth. Inputs should be
-standardised for this to be the right place.
+standardised for this to be the right place. ``placing`` multiplies the mean: what is gained in signal is lost in
+nonlinearity, and a network that begins too linear may stay so.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ INITS = ("default", "orthogonal", "keep")
 _PROBE = 256
 
 
-def initialise(net: Lipschitz, how: str, gain: float, alpha: float) -> None:
+def initialise(net: Lipschitz, how: str, gain: float, alpha: float, placing: float = 1.0) -> None:
     """Set the free matrices and biases of a network.
 
     Args:
@@ -55,6 +56,7 @@ def initialise(net: Lipschitz, how: str, gain: float, alpha: float) -> None:
             ``"keep"``: nothing is changed.
         gain: Norm of the free matrices in units of ``√α``.
         alpha: Start value of α.
+        placing: Means of the pre-activations, in units of the place above.
     """
     if how not in INITS:
         raise OptionError(f"init must be one of {', '.join(map(repr, INITS))}, not {how!r}")
@@ -62,7 +64,7 @@ def initialise(net: Lipschitz, how: str, gain: float, alpha: float) -> None:
         return
     _orthogonal(net, gain, alpha)
     if how == "default":
-        _place(net)
+        _place(net, placing)
 
 
 @torch.no_grad()
@@ -157,9 +159,9 @@ def _place_for(module: nn.Module, spread: float, depth: int) -> float:
 class _Placer(fx.Interpreter):
     """Runs a plain copy of the module and moves the biases of each activation's input when it is reached."""
 
-    def __init__(self, net: Lipschitz, plain: nn.Module) -> None:
+    def __init__(self, net: Lipschitz, plain: nn.Module, placing: float) -> None:
         super().__init__(symbolic_trace(plain), garbage_collect_values=False)
-        self.net, self.plain = net, plain
+        self.net, self.plain, self.placing = net, plain, placing
         self.groups: dict[str, list[Group]] = {}
         for group in net.plan.groups.values():
             self.groups.setdefault(group.node, []).append(group)
@@ -186,7 +188,7 @@ class _Placer(fx.Interpreter):
                 continue
             rows = slice(None) if group.rows is None else list(group.rows)
             v = flat[:, rows]
-            wanted = _place_for(node.resolve(self.net.module), float(v.std(0).mean()), self.depth)
+            wanted = self.placing * _place_for(node.resolve(self.net.module), float(v.std(0).mean()), self.depth)
             delta = wanted - v.mean(0)
             affine = graph[term.affine]
             where = slice(None) if term.rows is None else list(term.rows)
@@ -209,10 +211,10 @@ class _Placer(fx.Interpreter):
 
 
 @torch.no_grad()
-def _place(net: Lipschitz) -> None:
+def _place(net: Lipschitz, placing: float) -> None:
     like = next(p for p in net.module.parameters() if p.is_floating_point())
     for affine in net.graph.affines:
         if affine.bias is not None:
             net.module.get_parameter(affine.bias).zero_()
     x = torch.randn(_PROBE, *net.input_shape, dtype=like.dtype, device=like.device)
-    _Placer(net, net.plain(net.explicit()).eval()).run(x)
+    _Placer(net, net.plain(net.explicit()).eval(), placing).run(x)

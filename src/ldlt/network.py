@@ -79,6 +79,8 @@ class Lipschitz(nn.Module):
             that a step of an optimiser such as Adam moves further.
         init: ``"default"``, ``"orthogonal"`` or ``"keep"`` (see :mod:`ldlt.initialise`).
         gain: Norm of the free matrices at the start, in units of ``√α``.
+        placing: Where ``init="default"`` puts the means of the pre-activations, in units of the place that lets half of
+            the signal through: 0 centres them, so that a ReLU network starts less linear and less alive.
 
     Shape:
         Input (batch, \*input_shape), output (batch, k).
@@ -107,6 +109,7 @@ class Lipschitz(nn.Module):
         alpha: float = 0.01,
         init: str = "default",
         gain: float = 1.0,
+        placing: float = 1.0,
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
@@ -119,6 +122,8 @@ class Lipschitz(nn.Module):
         start = _positive("bound", bound)
         _positive("alpha", alpha, OptionError)
         _positive("gain", gain, OptionError)
+        if isinstance(placing, bool) or not isinstance(placing, (int, float)) or not math.isfinite(placing):
+            raise OptionError(f"placing must be a finite number, not {placing!r}")
         if output not in ("free", "scale"):
             raise OptionError(f"output must be 'free' or 'scale', not {output!r}")
         like = _reference(module)
@@ -142,7 +147,7 @@ class Lipschitz(nn.Module):
             self._add_parameters(group, alpha, train_multipliers)
         self.to(dtype=like.dtype, device=like.device)
         self._decide()
-        initialise.initialise(self, init, gain, alpha)
+        initialise.initialise(self, init, gain, alpha, placing)
 
     # -- construction ------------------------------------------------------------------------------------------------
 

@@ -12,18 +12,16 @@ __all__ = ["AS_PRINTED", "FAMILIES", "STUDY_FAMILIES", "Family", "canonical", "f
 AS_PRINTED = "LDLT-R as printed"
 """The family whose construction is refuted; never certified."""
 
-_OTHER_CONTRACTION = 2.0  # rough cost of a step, in units of Cholesky's
-
 
 @dataclass(frozen=True)
 class Family:
     """A family of networks.
 
     Attributes:
-        name: Its name in results, with the contraction behind a colon if that is not Cholesky's.
+        name: Its name in results, with the contraction behind a colon if one is asked for.
         cost: Relative cost of a step on the weights of a wide network; for estimates of time only.
         form: ``feedforward`` or ``residual`` if it is built by the engine, else ``""``.
-        contraction: Contraction of the engine's networks.
+        contraction: Contraction of the engine's networks if one is asked for, else the protocol's.
         certified: Whether its bound is proven.
     """
 
@@ -46,8 +44,8 @@ _TABLE = {
         Family("Orthogonal", 2.8),
         Family("Sandwich", 12.0),
         Family("SLL", 3.4),
-        Family("LDLT-L", 6.0, "feedforward", "cholesky"),
-        Family("LDLT-R", 9.0, "residual", "cholesky"),
+        Family("LDLT-L", 6.0, "feedforward"),
+        Family("LDLT-R", 9.0, "residual"),
         Family("CPL", 3.0),
         Family("Spectral", 3.0),
         Family(AS_PRINTED, 9.0, certified=False),
@@ -58,7 +56,7 @@ STUDY_FAMILIES: tuple[str, ...] = tuple(_TABLE)[:6]
 """The six families of the paper's tables."""
 
 FAMILIES: tuple[str, ...] = tuple(_TABLE)
-"""All families. ``LDLT-L:cayley`` and the like name a contraction other than Cholesky's."""
+"""All families. ``LDLT-L:cayley`` and the like ask for a contraction other than the protocol's."""
 
 
 def find_family(name: str) -> Family:
@@ -71,15 +69,10 @@ def find_family(name: str) -> Family:
     for family in _TABLE.values():
         if family.name.lower() != base:
             continue
-        if contraction in ("", family.contraction):
+        if not contraction:
             return family
         if family.form and contraction in CONTRACTIONS:
-            return replace(
-                family,
-                name=f"{family.name}:{contraction}",
-                cost=family.cost * _OTHER_CONTRACTION,
-                contraction=contraction,
-            )
+            return replace(family, name=f"{family.name}:{contraction}", contraction=contraction)
     raise OptionError(
         f"unknown family {name!r}; choose from {', '.join(FAMILIES)}, or LDLT-L / LDLT-R with a contraction behind a "
         f"colon ({', '.join(CONTRACTIONS)})"
@@ -94,6 +87,6 @@ def canonical(name: str) -> str:
 
     Example:
         >>> canonical("ldlt-r"), canonical("LDLT-L:Cayley"), canonical("LDLT-L:cholesky")
-        ('LDLT-R', 'LDLT-L:cayley', 'LDLT-L')
+        ('LDLT-R', 'LDLT-L:cayley', 'LDLT-L:cholesky')
     """
     return find_family(name).name

@@ -71,15 +71,19 @@ class Start:
         alpha: Start value of α at width 64: the free matrices start at norm ``gain·√α``.
         growth: α is multiplied by ``(width / 64)^growth``. A step of AdamW with step size η changes a w × w matrix by
             a norm of up to ``ηw``, so with ``growth = 2`` networks of all widths move equally far, in units of √α.
+        contraction: Contraction of the networks, unless the family names one.
         init: See :mod:`ldlt.initialise`.
         gain: Norm of the free matrices at the start, in units of ``√α``.
+        placing: Means of the pre-activations at the start; see :mod:`ldlt.initialise`.
         bias_scale: Biases are stored divided by this number, so that a step moves them by that much more.
     """
 
     alpha: float = 1e-2
     growth: float = 2.0
+    contraction: str = "cholesky"
     init: str = "default"
     gain: float = 1.0
+    placing: float = 1.0
     bias_scale: float = 1.0
 
     def alpha_at(self, width: int) -> float:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ldlt.families.cayley import CayleyMap, cayley_rows, with_norm
+from ldlt.families.cayley import cayley_rows, wide_map, with_norm
 from ldlt.families.layer import Explicit, Layer, uniform
 
 __all__ = ["Orthogonal"]
@@ -53,5 +53,5 @@ class Orthogonal(Layer):
             return super().branch(x)
         free, rows = with_norm(self.weight, self.gain), x.reshape(-1, x.shape[-1])
         wide = self.neurons <= self.in_features
-        y = CayleyMap(free).rows(rows) if wide else CayleyMap(free.mT).adjoint(rows)
+        y = wide_map(free).apply(rows) if wide else wide_map(free.mT).adjoint(rows)
         return self.activation(y.reshape(*x.shape[:-1], self.neurons) + self.bias)  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ldlt.families.cayley import CayleyMap, cayley, with_norm
+from ldlt.families.cayley import wide_map, with_norm
 from ldlt.families.layer import Explicit, Layer, uniform
 
 __all__ = ["Sandwich", "SandwichOutput"]
@@ -55,8 +55,8 @@ class SandwichOutput(Layer):
 
     def blocks(self) -> tuple[Tensor, Tensor]:
         """Return A ``(neurons, neurons)`` and B ``(neurons, in_features)``."""
-        free = with_norm(self.weight, self.gain)
-        return cayley(free[..., : self.neurons], free[..., self.neurons :].mT)
+        found = wide_map(with_norm(self.weight, self.gain))
+        return found.a(), found.b()
 
     def explicit(self) -> Explicit:
         """Evaluate B."""
@@ -96,8 +96,8 @@ class Sandwich(SandwichOutput):
         """Evaluate the layer; a batch that is smaller than the layer is solved for, not multiplied."""
         if torch.compiler.is_compiling() or x.shape[:-1].numel() >= self.neurons:
             return super().branch(x)
-        factors = CayleyMap(with_norm(self.weight, self.gain))
+        factors = wide_map(with_norm(self.weight, self.gain))
         psi = math.sqrt(2.0) * torch.exp(self.log_psi)
-        w = self.activation(2.0 * factors.b(x.reshape(-1, x.shape[-1])) / psi + self.bias)
-        y = factors.a_adjoint(w * psi)
+        w = self.activation(2.0 * factors.apply_b(x.reshape(-1, x.shape[-1])) / psi + self.bias)
+        y = factors.adjoint_a(w * psi)
         return y.reshape(*x.shape[:-1], self.neurons)
