@@ -123,7 +123,7 @@ def test_scripts_can_be_run():
 def test_the_avx512_script_runs_commands_as_they_are():
     """Arguments, output and exit code pass through, and PyTorch computes what it computes without it."""
     script = str(ROOT / "scripts" / "avx512")
-    code = "import sys, torch; torch.manual_seed(0); a = torch.rand(65, 65).double(); print((a @ a).sum().item(), sys.argv)"
+    code = "import sys, torch; torch.manual_seed(0); a = torch.rand(65, 65); print((a @ a).sum().item(), sys.argv)"
     plain, through = (
         subprocess.run(
             [*how, sys.executable, "-c", code, "a b", "*"], capture_output=True, text=True, check=True
@@ -131,7 +131,7 @@ def test_the_avx512_script_runs_commands_as_they_are():
         for how in ([], [script])
     )
     assert through.split(" ", 1)[1] == plain.split(" ", 1)[1] == "['-c', 'a b', '*']\n"
-    assert float(through.split()[0]) == pytest.approx(float(plain.split()[0]), rel=1e-12)
+    assert float(through.split()[0]) == pytest.approx(float(plain.split()[0]), rel=1e-5)
     assert subprocess.run([script, "false"], check=False).returncode == 1
     nothing = subprocess.run([script], capture_output=True, text=True, check=False)
     assert nothing.returncode == 2
