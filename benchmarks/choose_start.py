@@ -2,10 +2,10 @@
 
     python benchmarks/choose_start.py [--data ARCHIVE] [--workers 2] [--protocol paper] [--families LDLT-L LDLT-R]
 
-Trains LDLT-L and LDLT-R under a protocol on data sets of at most 1000 rows, for each of the widths 32, 64 and 128 the
-first four of the archive (in alphabetical order), improves one setting after the other over a small grid, and prints
-the mean over data sets and folds of accuracy and certified accuracy at 36, 72, 108 and 255 over 255, for every width
-and for all, with the five metrics behind it.
+Trains LDLT-L and LDLT-R under a protocol on data sets of 100 to 1000 rows, for each of the widths 32, 64, 128 and 256
+the first four of the archive (in alphabetical order; ``--sets 100`` takes all), improves one setting after the other
+over a small grid, and prints the mean over data sets and folds of accuracy and certified accuracy at 36, 72, 108 and
+255 over 255, for every width and for all, with the five metrics behind it.
 
 A quarter of the training rows of every fold is held out for that (:class:`Inner`); the test rows of the fold are left
 out altogether. The validation rows would not do: they have already chosen the epoch and the settings, so that what is
@@ -31,13 +31,15 @@ from ldlt.bench.protocol import PROTOCOLS, RADII, Start, network_width
 from ldlt.bench.unit import Unit, run_unit
 
 GRID = {
-    "alpha": (3e-1, 1e-1, 3e-2, 1e-2),
-    "growth": (2.0, 1.0),
+    "contraction": ("cholesky", "symmetric", "cayley"),
+    "alpha": (1e-1, 1e-2, 1.0, 4.0),
+    "growth": (2.0, 1.0, 0.0),
+    "placing": (1.0, 0.65, 0.0),
     "init": ("default", "orthogonal"),
     "bias_scale": (1.0, 3.0),
     "gain": (1.0, 0.7, 1.5),
 }
-WIDTHS = (32, 64, 128)
+WIDTHS = (32, 64, 128, 256)
 METRICS = ("accuracy", *RADII)
 
 
@@ -58,7 +60,7 @@ def chosen_sets(archive: Archive, each: int) -> dict[str, int]:
     for name in archive.names():
         dataset = archive.load(name)
         width = network_width(dataset.columns, len(dataset.classes))
-        if dataset.rows <= 1000 and width in found and len(found[width]) < each:
+        if 100 <= dataset.rows <= 1000 and width in found and len(found[width]) < each:
             found[width].append(name)
     return {name: width for width, names in found.items() for name in names}
 
@@ -88,7 +90,7 @@ def main() -> None:
     widths = np.array(list(sets.values()))
     print(f"protocol {arguments.protocol}, {arguments.families}, held-out rows of {', '.join(sets)}\n")
     heads = "".join(f"{text:>9}" for text in (*WIDTHS, *METRICS, "all"))
-    print("alpha   growth init        bias  gain  " + heads)
+    print("contraction  alpha   growth placing init        bias  gain  " + heads)
     known: dict[Start, float] = {}
     with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
 
@@ -105,7 +107,8 @@ def main() -> None:
             known[settings] = float(scores.mean())
             means = [*(scores[widths == w].mean() for w in WIDTHS), *scores.mean(0), known[settings]]
             print(
-                f"{settings.alpha:<7g} {settings.growth:<6g} {settings.init:<11} {settings.bias_scale:<5g} "
+                f"{settings.contraction:<12} {settings.alpha:<7g} {settings.growth:<6g} {settings.placing:<7g} "
+                f"{settings.init:<11} {settings.bias_scale:<5g} "
                 f"{settings.gain:<5g} {''.join(f'{mean:9.4f}' for mean in means)}",
                 flush=True,
             )
