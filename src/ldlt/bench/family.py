@@ -19,7 +19,8 @@ class Family:
 
     Attributes:
         name: Its name in results, with the contraction behind a colon if one is asked for.
-        cost: Relative cost of a step on the weights of a wide network; for estimates of time only.
+        cost: Relative cost of a step on the weights of a wide network (the engine's: by Cholesky); for estimates of
+            time only.
         form: ``feedforward`` or ``residual`` if it is built by the engine, else ``""``.
         contraction: Contraction of the engine's networks if one is asked for, else the protocol's.
         certified: Whether its bound is proven.

@@ -74,23 +74,18 @@ def build(
 
 def _ldlt(family: Family, features: int, hidden: list[int], classes: int, start: Start) -> Model:
     make = FeedForward if family.form == "feedforward" else Residual
-    contraction, alpha = family.contraction or start.contraction, start.alpha_at(hidden[0])
     net: Lipschitz = make(
         features,
         hidden,
         classes,
         head="rows",
-        contraction=contraction,
-        alpha=alpha,
+        contraction=family.contraction or start.contraction,
+        alpha=start.alpha_at(hidden[0]),
         init=start.init,
         gain=start.gain,
         placing=start.placing,
     )
     scales = {name: start.bias_scale for name, _ in net.named_parameters() if name.endswith(".bias")}
-    if contraction == "cayley":  # it has no α of its own: its free matrices are stored times √α
-        hidden_maps = [name for name, _ in net.named_parameters() if name.startswith("skew.")]
-        hidden_maps += [f"module.{net.plan.weights[t.affine]}" for g in net.plan.groups.values() for t in g.terms]
-        scales |= dict.fromkeys(hidden_maps, alpha**-0.5)
     return Model(net, net.pair_bounds, lambda: net.bound, scales=scales)
 
 

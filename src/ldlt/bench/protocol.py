@@ -64,11 +64,11 @@ class Start:
     """Start values of LDLT networks, which decide how far an optimiser's step moves them.
 
     Chosen on rows that are held out of the training rows (``benchmarks/choose_start.py`` prints such scores); one
-    choice for all data sets. A network moves by steps of size η on the scale √α, so a search around a larger η wants a
-    larger α.
+    choice per protocol for all data sets. A network moves by steps of size η on the scale √α, so one step size for all
+    wants an α that fits it.
 
     Attributes:
-        alpha: Start value of α at width 64: the free matrices start at norm ``gain·√α``.
+        alpha: Start value of α at width 64: the free matrices start at norm ``gain·√α``. Without effect on ``cayley``.
         growth: α is multiplied by ``(width / 64)^growth``. A step of AdamW with step size η changes a w × w matrix by
             a norm of up to ``ηw``, so with ``growth = 2`` networks of all widths move equally far, in units of √α.
         contraction: Contraction of the networks, unless the family names one.
@@ -164,7 +164,13 @@ def _grid(rates: Sequence[float]) -> tuple[Candidate, ...]:
 
 PROTOCOLS: dict[str, Protocol] = {
     "paper": Protocol("paper"),
-    "tuned": Protocol("tuned", candidates=_grid((1e-3, 3e-3, 1e-2)), rungs=((5, 2), (15, 1)), start=Start(alpha=1e-1)),
+    "tuned": Protocol(
+        "tuned",
+        candidates=_grid((1e-3, 3e-3, 1e-2)),
+        rungs=((5, 2), (15, 1)),
+        # the Cayley contraction has no α
+        start=Start(alpha=1.0, growth=0.0, contraction="cayley", gain=0.6, placing=0.5, bias_scale=3.0),
+    ),
 }
 """``paper``: one setting for all. ``tuned``: every family gets the same search, judged on validation rows."""
 

@@ -35,6 +35,9 @@ class Unit:
     family: str
 
 
+_OTHER_CONTRACTION = 2.0  # rough cost of a step, in units of Cholesky's
+
+
 def together(width: int) -> int:
     """Return how many networks of a width run as one program.
 
@@ -131,7 +134,9 @@ def estimate_cost(unit: Unit, protocol: Protocol, rows: int, columns: int, class
     """
     width = network_width(columns, classes)
     steps = protocol.steps(rows // 2)
-    step = 1e-11 * find_family(unit.family).cost * width**2 * (width + 3000)
+    family = find_family(unit.family)
+    other = family.has_start and (family.contraction or protocol.start.contraction) != "cholesky"
+    step = 1e-11 * family.cost * (_OTHER_CONTRACTION if other else 1.0) * width**2 * (width + 3000)
     row = 7e-11 * width * (columns + protocol.depth * width + 500)
     total, start, candidates = 0.4, 0, len(protocol.candidates)
     for until, keep in (*protocol.rungs, (round(0.65 * protocol.epochs), 1)):
