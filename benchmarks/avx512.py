@@ -67,7 +67,7 @@ def main() -> None:
         for _ in range(arguments.rounds):
             for shim, rows in found.items():
                 whole = [str(ROOT / "scripts" / "avx512"), *command] if shim else command
-                text = subprocess.run(whole, env=environment, check=True, capture_output=True, text=True).stdout
+                text = subprocess.run(whole, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
                 rows.append(json.loads(text))
         print(f"\nwidth {width}{'':12}      plain   avx512    ratio")
         for name in found[False][0]:

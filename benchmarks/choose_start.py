@@ -16,6 +16,7 @@ rows that are held out in one fold are test rows of another in most sets.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
 from multiprocessing import get_context
@@ -34,10 +35,10 @@ GRID = {
     "contraction": ("cholesky", "symmetric", "cayley"),
     "alpha": (1e-1, 1e-2, 1.0, 4.0),
     "growth": (2.0, 1.0, 0.0),
-    "placing": (1.0, 0.65, 0.0),
+    "placing": (1.0, 0.5, 0.0),
     "init": ("default", "orthogonal"),
     "bias_scale": (1.0, 3.0),
-    "gain": (1.0, 0.7, 1.5),
+    "gain": (1.0, 0.6, 1.5),
 }
 WIDTHS = (32, 64, 128, 256)
 METRICS = ("accuracy", *RADII)
@@ -54,7 +55,7 @@ class Inner(Dataset):
         return Split(train, outer.validation, held, outer.absent, outer.fallback)
 
 
-def chosen_sets(archive: Archive, each: int) -> dict[str, int]:
+def chosen_sets(archive: Archive, each: int, names: Sequence[str]) -> dict[str, int]:
     """Names of data sets and the width of their networks."""
     found: dict[int, list[str]] = {width: [] for width in WIDTHS}
     for name in archive.names():
@@ -62,6 +63,8 @@ def chosen_sets(archive: Archive, each: int) -> dict[str, int]:
         width = network_width(dataset.columns, len(dataset.classes))
         if 100 <= dataset.rows <= 1000 and width in found and len(found[width]) < each:
             found[width].append(name)
+        elif name in names:
+            found.setdefault(width, []).append(name)
     return {name: width for width, names in found.items() for name in names}
 
 
@@ -82,11 +85,12 @@ def main() -> None:
     parser.add_argument("--protocol", default="paper", choices=sorted(PROTOCOLS))
     parser.add_argument("--families", nargs="+", default=["LDLT-L", "LDLT-R"], help="compare others by their own start")
     parser.add_argument("--sets", type=int, default=4, help="data sets per width")
+    parser.add_argument("--names", nargs="+", default=[], help="these data sets besides, of any size")
     arguments = parser.parse_args()
     path = locate(arguments.data)
     if path is None:
         parser.error("no archive; run `ldlt data fetch` or pass --data")
-    sets = chosen_sets(Archive(path), arguments.sets)
+    sets = chosen_sets(Archive(path), arguments.sets, arguments.names)
     widths = np.array(list(sets.values()))
     print(f"protocol {arguments.protocol}, {arguments.families}, held-out rows of {', '.join(sets)}\n")
     heads = "".join(f"{text:>9}" for text in (*WIDTHS, *METRICS, "all"))
@@ -105,7 +109,11 @@ def main() -> None:
             scores = np.array(list(pool.map(work, tasks)))
             scores = scores.reshape(len(arguments.families), len(sets), len(METRICS)).mean(0)
             known[settings] = float(scores.mean())
-            means = [*(scores[widths == w].mean() for w in WIDTHS), *scores.mean(0), known[settings]]
+            means = [
+                *(scores[widths == w].mean() if (widths == w).any() else np.nan for w in WIDTHS),
+                *scores.mean(0),
+                known[settings],
+            ]
             print(
                 f"{settings.contraction:<12} {settings.alpha:<7g} {settings.growth:<6g} {settings.placing:<7g} "
                 f"{settings.init:<11} {settings.bias_scale:<5g} "
@@ -116,6 +124,8 @@ def main() -> None:
 
         best = Start(**{key: values[0] for key, values in GRID.items()})
         for key, values in GRID.items():  # one coordinate after the other
+            if best.contraction == "cayley" and key in ("alpha", "growth"):  # it has no α
+                continue
             best = max((replace(best, **{key: value}) for value in values), key=evaluate)
     print(f"\nbest: {best} ({known[best]:.4f}); in use: {PROTOCOLS[arguments.protocol].start}")
 

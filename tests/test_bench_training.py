@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
 
-from ldlt import attack
+from ldlt import Lipschitz, attack
 from ldlt.adamw import adamw
 from ldlt.bench.data import Dataset, Embedded
 from ldlt.bench.family import FAMILIES, canonical, find_family
@@ -38,12 +38,33 @@ def test_protocol_is_the_papers() -> None:
     assert len(tuned.candidates) == 6
     differ = {name for name in paper.__dataclass_fields__ if getattr(paper, name) != getattr(tuned, name)}
     assert differ == {"name", "candidates", "rungs", "start"}
-    peers = [name for name in FAMILIES if not find_family(name).has_start]
-    same = {
-        name: {replace(p, start=paper.start).fingerprint(name) for p in (paper, replace(paper, start=tuned.start))}
-        for name in peers
-    }
-    assert all(len(found) == 1 for found in same.values())  # the start concerns the engine's networks alone
+    moved = replace(paper, start=tuned.start)  # which concerns the engine's networks alone
+    for name in FAMILIES:
+        assert (paper.fingerprint(name) == moved.fingerprint(name)) != find_family(name).has_start
+
+
+def test_start_reaches_the_network() -> None:
+    """Contraction, placing and gain of the start are those of the network; the family's contraction goes before."""
+    start = Start(contraction="cayley", gain=0.5, placing=0.0, bias_scale=4.0)
+    model = build("LDLT-L", 5, 32, 4, 3, 0, start)
+    assert isinstance(model.module, Lipschitz)
+    assert "skew" in dict(model.module.named_children())
+    contracted = model.module.explicit()["0.weight"].detach() / 2**0.5  # √2 U
+    assert float(torch.linalg.matrix_norm(contracted, 2)) == pytest.approx(0.5 / 1.25**0.5, rel=1e-5)
+    placed = build("LDLT-L", 5, 32, 4, 3, 0, replace(start, placing=1.0))
+    assert float(placed.module.get_parameter("module.0.bias").detach().mean()) > 0.1
+    assert abs(float(model.module.get_parameter("module.0.bias").detach().mean())) < 0.1
+    assert model.scales["module.0.bias"] == 4.0
+    other = build("LDLT-L:symmetric", 5, 32, 4, 3, 0, start)
+    assert "skew" not in dict(other.module.named_children())
+
+
+def test_estimate_knows_the_contraction() -> None:
+    def cost(family: str, protocol: str) -> float:
+        return estimate_cost(Unit(protocol, "any", family), PROTOCOLS[protocol], 1000, 60, 2)
+
+    assert cost("LDLT-R:cayley", "paper") > cost("LDLT-R", "paper")
+    assert cost("LDLT-R:cayley", "tuned") == cost("LDLT-R", "tuned") > cost("LDLT-R:cholesky", "tuned")
 
 
 def test_width_rule() -> None:

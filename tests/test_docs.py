@@ -120,19 +120,27 @@ def test_scripts_can_be_run():
         assert os.access(ROOT / script, os.X_OK)
 
 
-def test_the_avx512_script_runs_commands_as_they_are():
+def test_the_avx512_script_runs_commands_as_they_are(tmp_path):
     """Arguments, output and exit code pass through, and PyTorch computes what it computes without it."""
     script = str(ROOT / "scripts" / "avx512")
     code = "import sys, torch; torch.manual_seed(0); a = torch.rand(65, 65); print((a @ a).sum().item(), sys.argv)"
-    plain, through = (
-        subprocess.run(
-            [*how, sys.executable, "-c", code, "a b", "*"], capture_output=True, text=True, check=True
-        ).stdout
-        for how in ([], [script])
-    )
-    assert through.split(" ", 1)[1] == plain.split(" ", 1)[1] == "['-c', 'a b', '*']\n"
-    assert float(through.split()[0]) == pytest.approx(float(plain.split()[0]), rel=1e-5)
-    assert subprocess.run([script, "false"], check=False).returncode == 1
+    bare = {key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CACHE_HOME", "LD_PRELOAD")}
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "file").touch()
+    places = {"XDG_CACHE_HOME": tmp_path / "new"}, {"XDG_CACHE_HOME": tmp_path / "a b"}, {"HOME": tmp_path / "file"}
+
+    def run(*how, **place):
+        environment = bare | {"TMPDIR": str(tmp_path)} | {key: str(value) for key, value in place.items()}
+        command = [*how, sys.executable, "-c", code, "a b", "*"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    plain = run()
+    for place in ({}, *places):  # no home, a cache to make, a path that cannot be preloaded, one that cannot be made
+        through = run(script, **place)
+        assert through.split(" ", 1)[1] == plain.split(" ", 1)[1] == "['-c', 'a b', '*']\n"
+        assert float(through.split()[0]) == pytest.approx(float(plain.split()[0]), rel=1e-5)
+    assert not list(tmp_path.rglob("shim.*"))
+    assert subprocess.run([script, "false"], env=bare | {"TMPDIR": str(tmp_path)}, check=False).returncode == 1
     nothing = subprocess.run([script], capture_output=True, text=True, check=False)
     assert nothing.returncode == 2
     assert "usage" in nothing.stderr

@@ -674,19 +674,29 @@ def test_cayley_map_has_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(lambda w: wide_map(w).adjoint(u), free)
 
 
+@pytest.mark.parametrize("stack", [(), (3,)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_cayley_map_on_vectors_is_its_matrices(dtype):
+def test_cayley_map_on_vectors_is_its_matrices(dtype, stack):
     torch.manual_seed(3)
-    x, y = torch.randn(4, 4, dtype=dtype), torch.randn(6, 4, dtype=dtype)
+    x, y = torch.randn(*stack, 4, 4, dtype=dtype), torch.randn(*stack, 6, 4, dtype=dtype)
     found = CayleyMap(x, y)
     a, b = found.a(), found.b()
-    rhs, wide = torch.randn(4, 3, dtype=dtype), torch.randn(6, 3, dtype=dtype)
+    rhs, wide = torch.randn(*stack, 4, 3, dtype=dtype), torch.randn(*stack, 6, 3, dtype=dtype)
     torch.testing.assert_close(found.inverse_a(rhs), torch.linalg.solve(a, rhs))
     torch.testing.assert_close(found.inverse_a_b(wide), torch.linalg.solve(a, b @ wide))
     if not dtype.is_complex:
         torch.testing.assert_close(found.apply_a(rhs.mT), (a @ rhs).mT)
         torch.testing.assert_close(found.apply_b(wide.mT), (b @ wide).mT)
         torch.testing.assert_close(found.adjoint_a(rhs.mT), (a.mT @ rhs).mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_cayley_inverses_have_second_derivatives(dtype):
+    torch.manual_seed(4)
+    x, y = (torch.randn(n, 3, dtype=dtype, requires_grad=True) for n in (3, 2))
+    rhs = torch.randn(2, 2, dtype=dtype)
+    assert torch.autograd.gradgradcheck(lambda x, y: CayleyMap(x, y).inverse_a_b(rhs), (x, y))
+    assert torch.autograd.gradgradcheck(lambda x, y: CayleyMap(x, y).inverse_a(CayleyMap(x, y).b()), (x, y))
 
 
 def test_gram_and_its_gradients():
@@ -710,7 +720,7 @@ def test_cayley_map_with_pivots(stacked):
     free = 30 * torch.randn(2, 6, 9, dtype=torch.float64)
     pivoted = wide_map(free[0])
     pivoted.a()
-    assert bool((pivoted.factors[1] != torch.arange(6)).any())
+    assert bool((pivoted.plus.factors[1] != torch.arange(6)).any())
     v, u = torch.randn(2, 4, 9, dtype=torch.float64), torch.randn(2, 4, 6, dtype=torch.float64)
 
     def both(weight, v, u):

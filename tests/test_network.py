@@ -381,6 +381,23 @@ def test_autocast_keeps_the_factorisations_in_full_precision(contraction):
     torch.testing.assert_close(y.float(), net(x), rtol=0.1, atol=0.05)
 
 
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
+def test_autocast_keeps_factored_weights_in_full_precision(contraction):
+    """Batches smaller than the layers, and layers wider than the whole numbers that bfloat16 knows."""
+    torch.manual_seed(0)
+    net = ldlt.nn.FeedForward(5, [300] * 4, 3, contraction=contraction)
+    if contraction == "cayley":  # so that rows are exchanged in its factorisation
+        with torch.no_grad():
+            for skew in net.skew.values():
+                skew.normal_()
+    x = torch.randn(4, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = net(x)
+    y.float().sum().backward()
+    torch.testing.assert_close(y.float(), net(x), rtol=0.1, atol=0.05)
+    assert all(bool(p.grad.isfinite().all()) for p in net.parameters() if p.grad is not None)
+
+
 def test_load_explicit_takes_maps_that_are_not_normalised_and_slopes_from_its_argument():
     def make():
         return nn.Sequential(

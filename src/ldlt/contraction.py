@@ -1,9 +1,9 @@
 r"""Contractions: free matrices to matrices ``U`` of norm below one, with the root of what they leave over.
 
 A contraction hands the rule (``ldlt.elimination``) the pair ``(U, K)`` with :math:`K^*K = (I - UU^*)^{-1}`. ``K`` is
-given as a *root*, an object with the two verbs the rule needs, ``dense()`` for ``K`` and ``right_divide(X)`` for
-:math:`X K^{-*}`, both up to a scalar ``factor``. On a grid (``ldlt.grid``) all of them are stacks of matrices, one per
-frequency, with the same α for all.
+given as a *root*, an object with the three verbs the rule needs, ``dense()`` for ``K``, ``right_divide(X)`` for
+:math:`X K^{-*}` and ``divide(X)`` for :math:`K^{-*} X`, all up to a scalar ``factor``. On a grid (``ldlt.grid``) all of
+them are stacks of matrices, one per frequency, with the same α for all.
 
 =============  =====================================================  ==============  ====================
 contraction    ``U``                                                  ``K``           ``K U``
@@ -409,7 +409,8 @@ class Cayley(Contraction):
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
         found = CayleyMap(extra["skew"].to(weight.dtype), weight.mH)
-        return Contracted(weight.shape, found.b, CayleyRoot(found), found.inverse_a_b, found.apply_b)
+        few = None if weight.is_complex() else found.apply_b
+        return Contracted(weight.shape, found.b, CayleyRoot(found), found.inverse_a_b, few)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # A = (I + Z)^{-1}(I − Z) gives Z = (I − A)(I + A)^{-1}, and U = −2(I + Z)^{-1} W. A is free up to a rotation:

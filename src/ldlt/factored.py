@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 __all__ = ["FactoredWeight"]
+
+
+def _full_precision(like: Tensor) -> contextlib.AbstractContextManager[Any]:
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
 
 
 class FactoredWeight(Tensor):
@@ -50,8 +56,17 @@ class FactoredWeight(Tensor):
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
+    def multiplied_out(self) -> Tensor:
+        """The explicit matrix; factorisations need the full precision, also where autocast is on."""
+        with _full_precision(self.rows):
+            return self.dense()
+
     def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """``x F^{-*} U^* diag(rows) + bias`` for x (batch, k)."""
+        """``x F^{-*} U^* diag(rows) + bias`` for x (batch, k), in the precision of the weight."""
+        with _full_precision(self.rows):
+            return self._apply(x.to(self.rows.dtype), bias)
+
+    def _apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         y = self.product(self.solver(x.mT).mT)
         return y * self.rows if bias is None else torch.addcmul(bias, y, self.rows)
 
@@ -66,10 +81,12 @@ class FactoredWeight(Tensor):
         if getattr(func, "__name__", "") in ("__get__", "size", "dim", "stride", "is_floating_point"):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **options)
-        plain = tree_map(lambda a: a.dense() if isinstance(a, FactoredWeight) else a, (tuple(args), options))
+        plain = tree_map(lambda a: a.multiplied_out() if isinstance(a, FactoredWeight) else a, (tuple(args), options))
         return func(*plain[0], **plain[1])
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        plain = tree_map(lambda a: a.dense() if isinstance(a, FactoredWeight) else a, (tuple(args), dict(kwargs or {})))
+        plain = tree_map(
+            lambda a: a.multiplied_out() if isinstance(a, FactoredWeight) else a, (tuple(args), dict(kwargs or {}))
+        )
         return func(*plain[0], **plain[1])

@@ -274,6 +274,11 @@ class _Peel:
     block: int
     square: Square
 
+    @property
+    def blocks(self) -> list[int]:
+        """The noise blocks: one."""
+        return [self.block]
+
 
 @dataclass
 class _Rest:
@@ -381,28 +386,19 @@ class Frame:
 
     def coordinates(self, gen: Generator) -> Tensor | None:
         """``Q F_t^*`` (width, features), or None where the tensor is independent of the stack."""
-        parts: list[Tensor | None] = []
-        for p, _ in self._spans():
-            blocks = [p.block] if isinstance(p, _Peel) else p.blocks
-            if not any(b in gen.blocks for b in blocks):
-                parts.append(None)
+        parts: list[Tensor | int] = []  # an int: so many rows of zeros
+        for p, span in self._spans():
+            if not any(b in gen.blocks for b in p.blocks):
+                parts.append(span.stop - span.start)
             elif isinstance(p, _Rest) and p.basis is not None:
-                parts.append(sum_blocks(gen, blocks, p.basis))
+                parts.append(sum_blocks(gen, p.blocks, p.basis))
             else:
-                parts.append(gen.flat(blocks[0]) if len(blocks) == 1 else _stacked([gen], blocks))
-        like = next((part for part in parts if part is not None), None)
-        if like is None:
-            return None
-        if len(parts) == 1:
+                parts.append(gen.flat(p.blocks[0]) if len(p.blocks) == 1 else _stacked([gen], p.blocks))
+        like = next((part for part in parts if isinstance(part, Tensor)), None)
+        if like is None or len(parts) == 1:
             return like
-        sizes = [span.stop - span.start for _, span in self._spans()]
-        return torch.cat(
-            [
-                like.new_zeros(*like.shape[:-2], size, like.shape[-1]) if part is None else part
-                for part, size in zip(parts, sizes, strict=True)
-            ],
-            -2,
-        )
+        lead, features = like.shape[:-2], like.shape[-1]
+        return torch.cat([like.new_zeros(*lead, p, features) if isinstance(p, int) else p for p in parts], -2)
 
     def noise(self, matrix: Tensor) -> dict[int, Tensor]:
         """``Q^* matrix^*`` by noise block: the generator (q_b, n) of ``matrix · ξ_frame``."""
@@ -421,7 +417,7 @@ class Frame:
 
     def noise_rows(self, gen: Generator) -> Tensor:
         """``F`` (features, Σ q_b) of a tensor on the noise of the frame."""
-        blocks = [b for p in self.pieces for b in ([p.block] if isinstance(p, _Peel) else p.blocks)]
+        blocks = [b for p in self.pieces for b in p.blocks]
         return _stacked([gen], blocks).mH
 
     def compression(self) -> tuple[list[int], Tensor] | None:

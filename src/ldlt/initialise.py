@@ -54,7 +54,7 @@ def initialise(net: Lipschitz, how: str, gain: float, alpha: float, placing: flo
         net: The network.
         how: ``"default"``: orthogonal matrices and placed biases. ``"orthogonal"``: matrices only, biases stay.
             ``"keep"``: nothing is changed.
-        gain: Norm of the free matrices in units of ``√α``.
+        gain: Norm of the free matrices in units of ``√α``; the contractions then have norm ``gain/√(1 + gain²)``.
         alpha: Start value of α.
         placing: Means of the pre-activations, in units of the place above.
     """

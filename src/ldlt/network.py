@@ -78,7 +78,8 @@ class Lipschitz(nn.Module):
         alpha: Start value of α, the scale of the free matrices: they start at norm ``gain·√α``, so a small α means
             that a step of an optimiser such as Adam moves further.
         init: ``"default"``, ``"orthogonal"`` or ``"keep"`` (see :mod:`ldlt.initialise`).
-        gain: Norm of the free matrices at the start, in units of ``√α``.
+        gain: Norm of the free matrices at the start, in units of ``√α`` (``cayley``, which has no α: such that the
+            contractions start at norm ``gain/√(1 + gain²)`` as well).
         placing: Where ``init="default"`` puts the means of the pre-activations, in units of the place that lets half of
             the signal through: 0 centres them, so that a ReLU network starts less linear and less alive.
 

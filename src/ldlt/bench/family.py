@@ -57,7 +57,7 @@ STUDY_FAMILIES: tuple[str, ...] = tuple(_TABLE)[:6]
 """The six families of the paper's tables."""
 
 FAMILIES: tuple[str, ...] = tuple(_TABLE)
-"""All families. ``LDLT-L:cayley`` and the like ask for a contraction other than the protocol's."""
+"""All families. ``LDLT-L:cayley`` and the like ask for a contraction, whatever the protocol's."""
 
 
 def find_family(name: str) -> Family:

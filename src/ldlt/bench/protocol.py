@@ -73,7 +73,8 @@ class Start:
             a norm of up to ``ηw``, so with ``growth = 2`` networks of all widths move equally far, in units of √α.
         contraction: Contraction of the networks, unless the family names one.
         init: See :mod:`ldlt.initialise`.
-        gain: Norm of the free matrices at the start, in units of ``√α``.
+        gain: Norm of the free matrices at the start, in units of ``√α``; for ``cayley`` see
+            :meth:`ldlt.contraction.Cayley.free_gain`.
         placing: Means of the pre-activations at the start; see :mod:`ldlt.initialise`.
         bias_scale: Biases are stored divided by this number, so that a step moves them by that much more.
     """
@@ -168,7 +169,7 @@ PROTOCOLS: dict[str, Protocol] = {
         "tuned",
         candidates=_grid((1e-3, 3e-3, 1e-2)),
         rungs=((5, 2), (15, 1)),
-        # the Cayley contraction has no α
+        # chosen for the Cayley contraction, which has no α: another one behind a colon starts here, too
         start=Start(alpha=1.0, growth=0.0, contraction="cayley", gain=0.6, placing=0.5, bias_scale=3.0),
     ),
 }

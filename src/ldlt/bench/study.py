@@ -198,7 +198,8 @@ class Study:
             plan = self._plan(chosen, skipped)  # first, as it sets aside what would keep a unit from being taken over
             for path in self.add:
                 self.messages.append(f"{self.store.add(path)} units taken over from {path}")
-            plan = replace(plan, todo=self._todo(plan.costs, plan.labels))
+            if self.add:
+                plan = replace(plan, todo=self._todo(plan.costs, plan.labels))
             record = _Record(self, plan, begun)
             try:
                 record.save()

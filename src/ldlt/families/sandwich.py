@@ -28,6 +28,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ldlt.cayley import CayleyMap
 from ldlt.families.cayley import wide_map, with_norm
 from ldlt.families.layer import Explicit, Layer, uniform
 
@@ -55,12 +56,15 @@ class SandwichOutput(Layer):
 
     def blocks(self) -> tuple[Tensor, Tensor]:
         """Return A ``(neurons, neurons)`` and B ``(neurons, in_features)``."""
-        found = wide_map(with_norm(self.weight, self.gain))
+        found = self._map()
         return found.a(), found.b()
+
+    def _map(self) -> CayleyMap:
+        return wide_map(with_norm(self.weight, self.gain))
 
     def explicit(self) -> Explicit:
         """Evaluate B."""
-        return Explicit(self.blocks()[1], self.bias)
+        return Explicit(self._map().b(), self.bias)
 
 
 class Sandwich(SandwichOutput):
@@ -96,7 +100,7 @@ class Sandwich(SandwichOutput):
         """Evaluate the layer; a batch that is smaller than the layer is solved for, not multiplied."""
         if torch.compiler.is_compiling() or x.shape[:-1].numel() >= self.neurons:
             return super().branch(x)
-        factors = wide_map(with_norm(self.weight, self.gain))
+        factors = self._map()
         psi = math.sqrt(2.0) * torch.exp(self.log_psi)
         w = self.activation(2.0 * factors.apply_b(x.reshape(-1, x.shape[-1])) / psi + self.bias)
         y = factors.adjoint_a(w * psi)
