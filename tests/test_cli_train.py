@@ -411,7 +411,12 @@ def test_signals_to_a_process(files, number):
     for path in files.glob("iris.ldlt.*"):
         path.unlink()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(ldlt.__file__).parent.parent)}
-    words = [sys.executable, "-m", "ldlt", "train", "iris.csv", "--epochs", "1000000", "--width", "8"]
+    # where the tests run in the background of a shell, Ctrl-C is ignored, and so it would be by the process
+    heed = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
+    )
+    train = [sys.executable, "-m", "ldlt", "train", "iris.csv", "--epochs", "1000000", "--width", "8"]
+    words = [sys.executable, "-c", heed, *train]
     terminal, end = pty.openpty()  # progress is for terminals
     process = subprocess.Popen(words, cwd=files, env=environment, stderr=end, stdout=subprocess.PIPE, text=True)
     os.close(end)

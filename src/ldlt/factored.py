@@ -16,7 +16,8 @@ __all__ = ["FactoredWeight"]
 
 def _full_precision(like: Tensor) -> contextlib.AbstractContextManager[Any]:
     kind = like.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
+    on = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else contextlib.nullcontext()
 
 
 class FactoredWeight(Tensor):
