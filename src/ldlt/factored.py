@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ldlt.precision import full_precision
+
 __all__ = ["FactoredWeight"]
-
-
-def _full_precision(like: Tensor) -> contextlib.AbstractContextManager[Any]:
-    kind = like.device.type
-    on = kind != "meta" and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if on else contextlib.nullcontext()
 
 
 class FactoredWeight(Tensor):
@@ -59,12 +54,12 @@ class FactoredWeight(Tensor):
 
     def multiplied_out(self) -> Tensor:
         """The explicit matrix; factorisations need the full precision, also where autocast is on."""
-        with _full_precision(self.rows):
+        with full_precision(self.rows):
             return self.dense()
 
     def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x F^{-*} U^* diag(rows) + bias`` for x (batch, k), in the precision of the weight."""
-        with _full_precision(self.rows):
+        with full_precision(self.rows):
             return self._apply(x.to(self.rows.dtype), bias)
 
     def _apply(self, x: Tensor, bias: Tensor | None) -> Tensor:

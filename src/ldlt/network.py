@@ -24,6 +24,7 @@ from ldlt.graph import Convolution, Graph, Input, Wire
 from ldlt.grid import Fold, Layout, operator_norm, row_norms
 from ldlt.heads import get_head
 from ldlt.plan import Group, Plan, make_plan
+from ldlt.precision import full_precision
 from ldlt.sweep import Blueprint, Explicit, Free, sweep
 from ldlt.trace import trace
 
@@ -245,9 +246,7 @@ class Lipschitz(nn.Module):
         if not torch.compiler.is_compiling() and self._constants() != self._decided:
             self._decide()
         free = self._free(dtype)
-        kind = free.bound.device.type
-        # Factorisations need the full precision.
-        with contextlib.nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
+        with full_precision(free.bound):
             return sweep(self._blueprint, self.module, free, batch=batch, watch=watch)
 
     def _constants(self) -> list[tuple[int, int]]:

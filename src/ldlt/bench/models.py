@@ -79,7 +79,7 @@ def _ldlt(family: Family, features: int, hidden: list[int], classes: int, start:
         hidden,
         classes,
         head="rows",
-        contraction=family.contraction or start.contraction,
+        contraction=start.contraction_of(family),
         alpha=start.alpha_at(hidden[0]),
         init=start.init,
         gain=start.gain,

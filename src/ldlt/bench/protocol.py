@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from ldlt.bench.family import find_family
+from ldlt.bench.family import Family, find_family
 from ldlt.errors import OptionError
 
 __all__ = [
@@ -86,6 +86,10 @@ class Start:
     gain: float = 1.0
     placing: float = 1.0
     bias_scale: float = 1.0
+
+    def contraction_of(self, family: Family) -> str:
+        """Contraction of a family's networks: the one it names, else the protocol's."""
+        return family.contraction or self.contraction
 
     def alpha_at(self, width: int) -> float:
         """α at the start of a network of some width."""

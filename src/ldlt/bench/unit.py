@@ -135,7 +135,7 @@ def estimate_cost(unit: Unit, protocol: Protocol, rows: int, columns: int, class
     width = network_width(columns, classes)
     steps = protocol.steps(rows // 2)
     family = find_family(unit.family)
-    other = family.has_start and (family.contraction or protocol.start.contraction) != "cholesky"
+    other = family.has_start and protocol.start.contraction_of(family) != "cholesky"
     step = 1e-11 * family.cost * (_OTHER_CONTRACTION if other else 1.0) * width**2 * (width + 3000)
     row = 7e-11 * width * (columns + protocol.depth * width + 500)
     total, start, candidates = 0.4, 0, len(protocol.candidates)

@@ -29,7 +29,8 @@ def cayley_rows(weight: Tensor) -> Tensor:
     m, n = weight.shape[-2:]
     if m > n:
         return cayley_rows(weight.mT).mT
-    return torch.cat(cayley(weight[..., :m], weight[..., m:].mT), dim=-1)
+    found = wide_map(weight)
+    return torch.cat((found.a(), found.b()), dim=-1)
 
 
 def with_norm(weight: Tensor, gain: Tensor) -> Tensor:
