@@ -64,29 +64,26 @@ class CayleyMap:
     Args:
         x: Free matrix, ``(..., q, q)``.
         y: Free matrix, ``(..., p, q)``.
+        largest: Frobenius norm of ``X - X^*`` and of ``Y^* Y`` above which they are scaled down; None for no limit.
 
     Raises:
         ShapeError: If X is not square or Y has another number of columns.
     """
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    def __init__(self, x: Tensor, y: Tensor, largest: float | None = None) -> None:
         if x.dim() < 2 or y.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] != y.shape[-1]:
             raise ShapeError(f"expected X (..., q, q) and Y (..., p, q), got {tuple(x.shape)} and {tuple(y.shape)}")
         self.rows = x.shape[-1]
         self.eye = torch.eye(self.rows, dtype=x.dtype, device=x.device)
+        skew, square = x.mH - x, gram(y)
         self.y = y.mH  # Y^*
-        self.shift = x.mH - x + gram(y)  # Z^*
+        if largest is not None:
+            share = _share(square, largest)
+            skew, square, self.y = skew * _share(skew, largest), square * share, self.y * share.sqrt()
+        self.shift = skew + square  # Z^*
         self.plus = _Factorised(self.eye + self.shift)
-        self._minus: _Factorised | None = None
         self._a: Tensor | None = None
         self._b: Tensor | None = None
-
-    @property
-    def minus(self) -> _Factorised:
-        """``I − Z^*``, which only inverses of A need."""
-        if self._minus is None:
-            self._minus = _Factorised(self.eye - self.shift)
-        return self._minus
 
     def a(self) -> Tensor:
         """A ``(..., q, q)``."""
@@ -133,13 +130,11 @@ class CayleyMap:
         solved = self.plus.solve(v.mT, adjoint=True).mT
         return torch.cat((2.0 * solved - v, -2.0 * solved @ self.y), dim=-1)
 
-    def inverse_a(self, rhs: Tensor) -> Tensor:
-        r""":math:`A^{-1} R = 2 (I - Z^*)^{-1} R - R`; NaN where A is singular (a set of measure zero)."""
-        return 2.0 * self.minus.solve(rhs) - rhs
 
-    def inverse_a_b(self, rhs: Tensor) -> Tensor:
-        r""":math:`A^{-1} B R = -2 (I - Z^*)^{-1} Y^* R` for R ``(..., p, r)``; NaN where A is singular."""
-        return -2.0 * self.minus.solve(self.y @ rhs)
+def _share(matrix: Tensor, largest: float) -> Tensor:
+    """The factor that brings the Frobenius norm of a matrix down to ``largest``, 1 below; constant to autograd."""
+    norm = torch.linalg.vector_norm(matrix.detach(), dim=(-2, -1), keepdim=True)
+    return (largest / norm).clamp(max=1.0).to(matrix.real.dtype)
 
 
 class _Factorised:

@@ -30,6 +30,7 @@ from torch import Tensor
 from ldlt.cayley import CayleyMap
 from ldlt.errors import InfeasibleError, OptionError
 from ldlt.grid import Fold, Layout
+from ldlt.scalars import positive, unbounded
 from ldlt.triangular import SHARE, Triangular, gram_cholesky
 
 __all__ = ["CONTRACTIONS", "Contracted", "Contraction", "Root", "get_contraction"]
@@ -54,6 +55,10 @@ class Root(ABC):
     @abstractmethod
     def divide(self, x: Tensor) -> Tensor:
         """``K^{-*} x / factor``, x (n, m)."""
+
+    def soften(self, x: Tensor) -> Tensor:
+        """``x P``, x (m, n), with the soft projection on the directions that are more than a floor: here all."""
+        return x
 
 
 class TriangularRoot(Root):
@@ -132,7 +137,7 @@ class CayleyRoot(Root):
         self.map = map
 
     def dense(self) -> Tensor:
-        return self.map.inverse_a(self.map.eye.expand_as(self.map.shift))
+        raise AssertionError("A may be singular; its inverse is not needed on a chain")
 
     def right_divide(self, x: Tensor) -> Tensor:
         few = x.shape[-2] < self.map.rows and not x.is_complex()
@@ -189,12 +194,23 @@ class FoldedRoot(Root):
         fine = self.fold.unfold(x.mH, self.parts).mH
         return self.fold.columns(self.root.divide(fine).mH, self.noise).mH
 
+    def soften(self, x: Tensor) -> Tensor:
+        return self.fold.columns(self.root.soften(self.fold.unfold(x, self.noise)), self.noise)
 
-class UpperRoot(Root):
-    """``K = R``, upper triangular, without a better way than to solve with it."""
 
-    def __init__(self, upper: Tensor) -> None:
-        self.upper = upper
+class FlooredRoot(Root):
+    """``K = R`` of a floored QR factorisation (``ldlt.generator``), upper triangular.
+
+    Args:
+        upper: ``R`` (n, n).
+        noise: ``Q_2`` (n, n); the soft projection is ``P = I − Q_2^* Q_2``.
+    """
+
+    def __init__(self, upper: Tensor, noise: Tensor) -> None:
+        self.upper, self.noise = upper, noise
+
+    def soften(self, x: Tensor) -> Tensor:
+        return x - (x @ self.noise.mH) @ self.noise
 
     def dense(self) -> Tensor:
         return self.upper
@@ -260,6 +276,10 @@ def given(matrix: Tensor) -> Contracted:
     return Contracted(matrix.shape, lambda: matrix, root, lambda y: root.solve(matrix @ y))
 
 
+def _no_inverse(y: Tensor) -> Tensor:
+    raise AssertionError("nothing is inflated on a chain")
+
+
 class Contraction(ABC):
     """A smooth map from free parameters onto the matrices of norm below one.
 
@@ -282,8 +302,14 @@ class Contraction(ABC):
         """The norm of ``W`` for which the norm of ``U`` is ``gain/√(1 + gain²)``."""
 
     @abstractmethod
-    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
-        """``W`` (n, k) and the other free parameters to ``(U, K)``."""
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
+        """``W`` (n, k) and the other free parameters to ``(U, K)``.
+
+        Args:
+            weight: ``W``.
+            extra: The other parameters, by role.
+            straight: ``K`` is only divided by, as on a chain, and may be singular.
+        """
 
     @abstractmethod
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -307,7 +333,7 @@ class _Alpha(Contraction):
     """What the two contractions with a Gram matrix ``αI + WW^*`` share."""
 
     def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
-        return {"log_alpha": torch.tensor(math.log(alpha))}
+        return {"log_alpha": torch.tensor(unbounded(math.log(alpha)))}
 
     def free_gain(self, gain: float, alpha: float) -> float:
         return gain * math.sqrt(alpha)
@@ -317,7 +343,7 @@ class _Alpha(Contraction):
         share = SHARE * self.unit * float(weight.abs().square().sum())
         if share >= 1:
             raise InfeasibleError("the weights are too close to the boundary of the feasible set for this precision")
-        return weight * (extra["log_alpha"].exp() / (1 - share)).sqrt()
+        return weight * (positive(extra["log_alpha"]) / (1 - share)).sqrt()
 
 
 class Cholesky(_Alpha):
@@ -325,8 +351,8 @@ class Cholesky(_Alpha):
 
     name = "cholesky"
 
-    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
-        found = gram_cholesky(weight, extra["log_alpha"].exp(), self.unit)
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
+        found = gram_cholesky(weight, positive(extra["log_alpha"]), self.unit)
         scale = found.alpha.sqrt()
         root = TriangularRoot(found.factor, scale)
         return Contracted(weight.shape, lambda: found.matrix, root, lambda y: (weight / scale) @ y, found.apply)
@@ -349,7 +375,8 @@ class _Sqrt(torch.autograd.Function):
     @staticmethod
     def forward(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(matrix)
-        root = values.sqrt()
+        # Rounding must not make an eigenvalue negative; A has none below that share of the largest.
+        root = torch.maximum(values, torch.finfo(values.dtype).eps * values[..., -1:]).sqrt()
         half = (vectors * root[..., None, :].to(vectors.dtype)) @ vectors.mH
         inverse = (vectors / root[..., None, :].to(vectors.dtype)) @ vectors.mH
         return half, inverse, root, vectors
@@ -374,10 +401,10 @@ class Symmetric(_Alpha):
 
     name = "symmetric"
 
-    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
         gram = weight @ weight.mH
         share = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1).amax()
-        alpha = extra["log_alpha"].exp() + SHARE * self.unit * share
+        alpha = positive(extra["log_alpha"]) + SHARE * self.unit * share
         gram = gram + torch.diag_embed(alpha.to(gram.dtype).expand(gram.shape[:-1]))
         half, inverse, _, _ = _Sqrt.apply(gram)  # type: ignore[misc]
         scale = alpha.sqrt()
@@ -397,6 +424,11 @@ class Cayley(Contraction):
 
     With ``Z = X^* − X + WW^*`` (X is the square ``skew`` parameter): ``[U A] = (I + Z)^{-1} [−2W, I − Z]``. On a
     chain this is the Sandwich layer (Wang & Manchester, 2023).
+
+    Rounding costs ``ε‖Z‖`` of orthogonality, so the two parts of ``Z`` are scaled down where they exceed
+    ``ε^{-1/3}``; all contractions are reached with ``‖W‖ ≤ 1`` already. ``A`` may be singular. Off a chain, where
+    ``K`` itself is needed, ``U`` is therefore shortened a little: ``U ← √(1−η) U`` leaves
+    ``I − UU^* = (1−η) AA^* + ηI = LL^*``, ``η = ε^{2/3}``, and ``K = L^{-1}``.
     """
 
     name = "cayley"
@@ -407,10 +439,16 @@ class Cayley(Contraction):
     def free_gain(self, gain: float, alpha: float) -> float:
         return math.tan(math.atan(gain) / 2)  # ‖U‖ = 2g/(1 + g²) = sin(2 atan g)
 
-    def __call__(self, weight: Tensor, extra: dict[str, Tensor]) -> Contracted:
-        found = CayleyMap(extra["skew"].to(weight.dtype), weight.mH)
-        few = None if weight.is_complex() else found.apply_b
-        return Contracted(weight.shape, found.b, CayleyRoot(found), found.inverse_a_b, few)
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
+        found = CayleyMap(extra["skew"].to(weight.dtype), weight.mH, self.unit ** (-1 / 3))
+        if straight:
+            few = None if weight.is_complex() else found.apply_b
+            return Contracted(weight.shape, found.b, CayleyRoot(found), _no_inverse, few)
+        share = self.unit ** (2 / 3)
+        long = math.sqrt(1 - share)
+        lower = gram_cholesky(long * found.a(), weight.real.new_tensor(share), 0.0).factor.dense()
+        matrix, root = long * found.b(), InverseRoot(lower)
+        return Contracted(weight.shape, lambda: matrix, root, lambda y: root.solve(matrix @ y))
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # A = (I + Z)^{-1}(I − Z) gives Z = (I − A)(I + A)^{-1}, and U = −2(I + Z)^{-1} W. A is free up to a rotation:

@@ -36,19 +36,10 @@ import torch
 from torch import Tensor
 
 from ldlt.contraction import AdjointRoot, Contracted, IdentityRoot, given
-from ldlt.generator import (
-    Frame,
-    FrameChoice,
-    Generator,
-    Square,
-    UnevenRankError,
-    choose_frame,
-    noise_frame,
-    squared,
-    sum_blocks,
-)
+from ldlt.generator import Frame, Generator, Square, noise_frame, squared
 from ldlt.generator import factor as factor_stack
 from ldlt.grid import Cells, Fold, Layout
+from ldlt.scalars import floor_share
 from ldlt.triangular import Triangular, gram_cholesky
 
 __all__ = ["Elimination", "Slopes"]
@@ -84,7 +75,6 @@ class Elimination:
         shape: Feature shape of the input.
         bound: ℓ, a positive scalar tensor; its dtype and device are those of the sweep.
         name: Name of the input value.
-        choices: Structural decisions by move name; missing ones are made (and recorded) from the values at hand.
         unit: Rounding unit of the stored parameters, which all safeguards are measured in.
         cells: The grid at the start; None for the dense representation.
     """
@@ -94,7 +84,6 @@ class Elimination:
         name: str,
         shape: tuple[int, ...],
         bound: Tensor,
-        choices: dict[str, FrameChoice | None],
         unit: float,
         cells: Cells = None,
     ) -> None:
@@ -102,13 +91,13 @@ class Elimination:
         self.sizes: dict[int, int] = {}
         self.noise: dict[int, tuple[int, ...]] = {}  # phases of the noise blocks, where there is a grid
         self.live: dict[str, Generator] = {}
-        self.choices = choices
+        self.least = bound.detach() ** -2  # variance of an input feature: what "small" is measured against
         layout = Layout.of(shape, cells)
         n = int(torch.Size(shape).numel()) if layout is None else layout.features
         block = self._new_block(n, layout)
         scale = (1 / bound).expand(n)  # cov(x) = I/ℓ²
         root = IdentityRoot(n, bound, None if layout is None else layout.frequencies)
-        self.live[name] = Generator(shape, {block: Square(root, scale)}, self.sizes, layout)
+        self.live[name] = Generator(shape, {block: Square(root, scale)}, self.sizes, scale.detach(), layout)
 
     def _new_block(self, size: int, layout: Layout | None = None) -> int:
         block = len(self.sizes)
@@ -117,18 +106,13 @@ class Elimination:
             self.noise[block] = (1,) * len(self.cells) if layout is None else layout.parts
         return block
 
-    def coarsen(self, cells: Cells, move: str) -> None:
-        """Write all live tensors on a coarser grid.
-
-        Args:
-            cells: The grid.
-            move: Name under which the structural decision is kept.
-        """
+    def coarsen(self, cells: Cells) -> None:
+        """Write all live tensors on a coarser grid."""
         if cells == self.cells:
             return
         assert self.cells is not None
         if len(self.live) == 1:
-            self._square(move)
+            self._square()
         fold = Fold(self.cells, cells)
         sizes = {b: q * fold.factor for b, q in self.sizes.items()}
         self.live = {n: g.coarse(fold, self.noise, sizes) for n, g in self.live.items()}
@@ -137,24 +121,11 @@ class Elimination:
         }
         self.sizes, self.cells = sizes, cells
 
-    def _square(self, move: str) -> None:
+    def _square(self) -> None:
         """Give the only live tensor a noise basis of its own, in which later factorisations are for nothing."""
         ((name, gen),) = self.live.items()
-        if all(isinstance(v, Square) for v in gen.blocks.values()):
-            return
-        if move not in self.choices:
-            with torch.no_grad():
-                try:
-                    self.choices[move] = choose_frame([gen], ())
-                except UnevenRankError:
-                    self.choices[move] = None
-        choice = self.choices[move]
-        if choice is None or choice.rank < gen.features:
-            return
-        block = self._new_block(gen.features, gen.layout)
-        found = squared(gen, block, 2 * math.sqrt(self.unit))
-        assert found is not None
-        self.live[name] = found
+        if len(gen.blocks) > 1 or not all(isinstance(v, Square) for v in gen.blocks.values()):
+            self.live[name] = squared(gen, self._new_block(gen.features, gen.layout), self.unit)
 
     def keep(self, names: Sequence[str]) -> None:
         """Forget the generators of all other values."""
@@ -162,26 +133,26 @@ class Elimination:
 
     # -- factoring ---------------------------------------------------------------------------------------------------
 
-    def factor(self, move: str, members: Sequence[str], survivors: Sequence[str]) -> Frame:
-        """The square factor of stacked members for the move of that name.
+    def factor(self, members: Sequence[str], survivors: Sequence[str]) -> Frame:
+        """The square factor of stacked members.
 
         Args:
-            move: Name under which the structural decision is kept.
             members: Values in the stack.
             survivors: Values that are read after the move.
-
-        Raises:
-            UnevenRankError: With the name of the move; it must be done in the dense representation.
         """
+        others = [s for s in survivors if s in self.live and s not in members]
         stack = [self.live[m].rows(None) for m in members]
-        others = [self.live[s] for s in survivors if s in self.live]
-        if self.choices.get(move) is None:  # None may also mean that an activation had other slopes then
-            with torch.no_grad():
-                try:
-                    self.choices[move] = choose_frame(stack, others)
-                except UnevenRankError as error:
-                    raise UnevenRankError(move) from error
-        return factor_stack(stack, self.choices[move], others, 2 * math.sqrt(self.unit))
+        frame, parts, old = factor_stack(stack, [self.live[s] for s in others], self._new_block, self.unit)
+        for place, part in parts.items():  # one smaller noise block instead of the old ones
+            (new,) = frame.pieces[-1].blocks
+            name = [*members, *others][place]
+            gen = self.live[name]
+            kept = {b: v for b, v in gen.blocks.items() if b not in old}
+            self.live[name] = Generator(gen.shape, kept, self.sizes, gen.size, gen.layout)
+            self.live[name].put(new, part)
+            if place < len(members):
+                frame.members[place] = self.live[name].rows(None)
+        return frame
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -252,7 +223,7 @@ class Elimination:
         # A small number in the divisor only makes Λ smaller, which is safe; it serves rows that are (nearly) zero.
         sums = (gram.abs() * balance).sum(-1) / balance
         sums = sums if sums.ndim == 1 else sums.amax(0)
-        sums = sums + 1e-6 * sums.max().detach() + math.sqrt(torch.finfo(balance.dtype).tiny)
+        sums = sums + floor_share(self.unit) ** 2 * (sums.max().detach() + 2 * self.least * radius.detach() ** 2)
         multiplier = margin / sums
         if slopes.shared is not None:
             least = multiplier.new_full((slopes.count,), torch.inf)
@@ -294,9 +265,6 @@ class Elimination:
                 inflated = True
         self.live = kept
         self.live[name] = self._new_value(frame, contracted, slopes, multiplier, noise, layout, alone=not inflated)
-        choice = self.choices.get(name)
-        if choice is not None and choice.compress:
-            self._compress(frame)
 
     def _new_value(
         self,
@@ -329,10 +297,13 @@ class Elimination:
             blocks[noise] = contracted.root.dense() * (number * unit / contracted.root.factor)
             blocks[self._new_block(n, layout)] = _diagonal(math.sqrt(1 - number**2) * unit, layout)
         else:
-            blocks.update({b: x * (rho * unit) for b, x in frame.noise(contracted.matrix).items()})
+            known, floor = frame.noise(contracted.matrix)
+            blocks.update({b: x * (rho * unit) for b, x in known.items()})
+            for x in floor:
+                blocks[self._new_block(x.shape[-2])] = x * (rho * unit)
             blocks[noise] = contracted.spread(contracted.matrix.mH) * (rho * unit)
             blocks[self._new_block(n, layout)] = _diagonal(unit, layout)
-        return Generator((n,), blocks, self.sizes, layout)
+        return Generator((n,), blocks, self.sizes, unit.detach(), layout)
 
     def _root(self, contracted: Contracted, rho: float | Tensor, multiplier: Tensor) -> Triangular:
         """``N`` lower triangular with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""
@@ -344,22 +315,6 @@ class Elimination:
         both = torch.cat([u, contracted.spread(u.mH).mH], -1)
         both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
         return gram_cholesky(both, multiplier.new_ones(()), self.unit).factor
-
-    def _compress(self, frame: Frame) -> None:
-        """Write the live generators in the smaller noise basis that the frame's QR has found."""
-        found = frame.compression()
-        if found is None:
-            return
-        blocks, basis = found
-        new = self._new_block(basis.shape[-1])
-        for name, gen in self.live.items():
-            if not any(b in gen.blocks for b in blocks):
-                continue
-            value = sum_blocks(gen, blocks, basis)
-            rest = {b: v for b, v in gen.blocks.items() if b not in blocks}
-            compressed = Generator(gen.shape, rest, self.sizes, gen.layout)
-            compressed.put(new, value)
-            self.live[name] = compressed
 
 
 def _diagonal(values: Tensor, layout: Layout | None) -> Tensor:

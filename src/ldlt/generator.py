@@ -10,6 +10,17 @@ The covariance of images commutes with shifts of a grid of cells (``ldlt.grid``)
 then one complex matrix per frequency, ``F_{t,b}(k)^*`` of shape (f, q_b, m) with ``q_b`` noise channels and ``m``
 features per *cell*, and every formula holds frequency by frequency. Nothing below depends on which of the two it is,
 except where a tensor is made (:func:`linear`, :func:`through`) or written on a coarser grid (:meth:`Generator.coarse`).
+
+**No rank is ever decided.** Linear operations can lose rank, at some parameters and not at others, so whenever a stack
+``X = F_K^*`` (q, d) is factored, every feature gets a little independent noise of its own,
+
+.. math:: \begin{bmatrix} X \\ δ\,\mathrm{diag}(s) \end{bmatrix} = \begin{bmatrix} Q_1 \\ Q_2 \end{bmatrix} R,
+          \qquad δ = ε^{1/3} ,
+
+with ``s`` the magnitude of a feature *before cancellation*. The noise is an extra input of the network, and a network
+that is Lipschitz in all of its inputs is so in the true ones: this is exact and costs ``δ²`` of tightness.
+:math:`P = I - Q_2^*Q_2` is the *soft projection* on the range: free matrices pass through it, so that a direction
+without signal gets no weight instead of weight ``1/δ``.
 """
 
 from __future__ import annotations
@@ -20,21 +31,26 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ldlt.contraction import Contracted, FoldedRoot, IdentityRoot, Root, UpperRoot
+from ldlt.contraction import Contracted, FlooredRoot, FoldedRoot, IdentityRoot, Root
 from ldlt.factored import FactoredWeight
 from ldlt.grid import Fold, Layout
+from ldlt.scalars import floor_share
 from ldlt.triangular import positive_qr, scale_both
 
+LARGEST = 1e6
+"""Largest entry of a free matrix that is used as it is; larger ones are scaled down, so that no product overflows."""
+
 __all__ = [
+    "LARGEST",
     "Frame",
-    "FrameChoice",
     "Generator",
     "Square",
-    "UnevenRankError",
-    "choose_frame",
+    "any_sizes",
     "combine",
     "factor",
     "linear",
+    "matrix_sizes",
+    "moved_sizes",
     "noise_frame",
     "reduced",
     "squared",
@@ -64,6 +80,10 @@ class Square:
         """``F^{-1} x``, x (n, m)."""
         return self.root.divide(x * (self.root.factor / self.scale)[:, None])
 
+    def soften(self, x: Tensor) -> Tensor:
+        """``x P`` with the soft projection of the block, x (m, n)."""
+        return self.root.soften(x)
+
     def coarse(self, fold: Fold, noise: tuple[int, ...], parts: tuple[int, ...]) -> Square:
         """The same block on a coarser grid, for noise and features with these phases."""
         if isinstance(self.root, IdentityRoot) and noise == parts:
@@ -75,19 +95,22 @@ class Square:
 
 @dataclass
 class Generator:
-    """``F_t^*`` of one tensor, block by block.
+    r"""``F_t^*`` of one tensor, block by block.
 
     Attributes:
         shape: Feature shape of the tensor (no batch dimension).
         blocks: Noise block -> ``F^*`` of that block, (q_b, *shape), or a :class:`Square` one (features flattened). On a
             grid (f, q_b, m).
         sizes: Noise block -> q_b; shared by all generators of a sweep.
+        size: Magnitude ``s`` of every feature before cancellation (features,), constant to autograd: linear operations
+            ``J`` carry it along as if nothing cancelled, :math:`s_i \leftarrow (\sum_j J_{ij}^2 s_j^2)^{1/2}`.
         layout: How the features lie on a grid; None for the dense representation.
     """
 
     shape: tuple[int, ...]
     blocks: dict[int, Tensor | Square]
     sizes: dict[int, int]
+    size: Tensor
     layout: Layout | None = None
 
     @property
@@ -114,26 +137,34 @@ class Generator:
     def reshaped(self, shape: tuple[int, ...]) -> Generator:
         """The same features in another shape; square blocks stay square."""
         if self.layout is not None:
-            return Generator(shape, self.blocks, self.sizes, self.layout)
+            return Generator(shape, self.blocks, self.sizes, self.size, self.layout)
         blocks = {b: v if isinstance(v, Square) else v.reshape(self.sizes[b], *shape) for b, v in self.blocks.items()}
-        return Generator(shape, blocks, self.sizes)
+        return Generator(shape, blocks, self.sizes, self.size)
 
     def copy(self) -> Generator:
         """A generator that can get new blocks without changing this one."""
-        return Generator(self.shape, dict(self.blocks), self.sizes, self.layout)
+        return Generator(self.shape, dict(self.blocks), self.sizes, self.size, self.layout)
 
     def rows(self, index: Tensor | None) -> Generator:
         """The generator of the flattened (or local) features at ``index`` (all of them for None)."""
         if index is None:
             return self.reshaped((self.features,))
-        return self.renewed((len(index),), {b: self.flat(b)[..., index] for b in self.blocks}, len(index))
-
-    def renewed(self, shape: tuple[int, ...], blocks: dict[int, Tensor | Square], features: int) -> Generator:
-        """Other features in no particular order on the same grid."""
         layout = self.layout
-        if layout is not None:
-            layout = Layout(layout.cells, (1,) * len(layout.cells), features)
-        return Generator(shape, blocks, self.sizes, layout)
+        if layout is not None:  # in no particular order on the same grid
+            layout = Layout(layout.cells, (1,) * len(layout.cells), len(index))
+        blocks: dict[int, Tensor | Square] = {b: self.flat(b)[..., index] for b in self.blocks}
+        return Generator((len(index),), blocks, self.sizes, self.size[index], layout)
+
+    def magnitude(self) -> Tensor:
+        """``s``, at least the column norms of the generator (largest over frequencies), (features,)."""
+        energy: Tensor | None = None
+        for b in self.blocks:
+            own = self.flat(b).detach().abs().square().sum(-2)
+            energy = own if energy is None else energy + own
+        if energy is None:
+            return self.size
+        norm = energy.sqrt()
+        return torch.maximum(self.size, norm if norm.ndim == 1 else norm.amax(0))
 
     def coarse(self, fold: Fold, noise: dict[int, tuple[int, ...]], sizes: dict[int, int]) -> Generator:
         """The same tensor on a coarser grid.
@@ -153,18 +184,39 @@ class Generator:
                 blocks[b] = fold.both(value, noise[b], parts)
                 if fold.coarse is None:
                     blocks[b] = blocks[b].reshape(-1, *self.shape)  # type: ignore[union-attr]
-        return Generator(self.shape, blocks, sizes, self.layout.folded(fold))
+        return Generator(self.shape, blocks, sizes, fold.vector(self.size, parts), self.layout.folded(fold))
 
 
-def linear(fn: Callable[..., Tensor], parents: Sequence[Generator], shape: tuple[int, ...]) -> Generator:
-    """Generator of ``fn(*parents)`` for a linear ``fn`` on batches."""
+def linear(
+    fn: Callable[..., Tensor], parents: Sequence[Generator], shape: tuple[int, ...], size: Tensor
+) -> Generator:
+    """Generator of ``fn(*parents)`` for a linear ``fn`` on batches, with its magnitudes ``size``."""
     sizes = parents[0].sizes
     blocks: dict[int, Tensor | Square] = {}
     for b in dict.fromkeys(b for p in parents for b in p.blocks):
         like = next(p.flat(b) for p in parents if b in p.blocks)
         args = [p.batch(b) if b in p.blocks else like.new_zeros(sizes[b], *p.shape) for p in parents]
         blocks[b] = fn(*args)
-    return Generator(shape, blocks, sizes)
+    return Generator(shape, blocks, sizes, size)
+
+
+def moved_sizes(fn: Callable[..., Tensor], parents: Sequence[Generator]) -> Tensor:
+    """Magnitudes behind an ``fn`` on batches that moves, drops or repeats features."""
+    with torch.no_grad():
+        return fn(*(p.size.reshape(1, *p.shape) for p in parents)).reshape(-1)
+
+
+def any_sizes(fn: Callable[..., Tensor], parents: Sequence[Generator]) -> Tensor:
+    """Magnitudes behind any linear ``fn`` on batches, by its matrices."""
+    total: Tensor | None = None
+    with torch.no_grad():
+        for place, own in enumerate(parents):
+            unit = torch.diag(own.size).reshape(-1, *own.shape)
+            args = [unit if i == place else unit.new_zeros(len(unit), *p.shape) for i, p in enumerate(parents)]
+            found = fn(*args).reshape(len(unit), -1).square().sum(0)
+            total = found if total is None else total + found
+    assert total is not None
+    return total.sqrt()
 
 
 def through(parents: Sequence[Generator], maps: Sequence[Tensor], shape: tuple[int, ...], layout: Layout) -> Generator:
@@ -194,7 +246,21 @@ def through(parents: Sequence[Generator], maps: Sequence[Tensor], shape: tuple[i
                     new.dense() if isinstance(new, Square) else new
                 )
             blocks[b] = new
-    return Generator(shape, blocks, parents[0].sizes, layout)
+    sizes = [_sized(moved.detach(), gen.size) for gen, moved in zip(parents, maps, strict=True)]
+    size = torch.linalg.vector_norm(torch.stack(sizes), dim=0)
+    return Generator(shape, blocks, parents[0].sizes, size, layout)
+
+
+def _sized(moved: Tensor, size: Tensor) -> Tensor:
+    """Magnitudes behind a map of :func:`through`; of a transfer function the largest over frequencies."""
+    if moved.ndim == 1:
+        return size[moved.clamp_min(0)] * (moved >= 0).to(size.dtype)
+    return matrix_sizes(moved.abs() if moved.ndim == 2 else moved.abs().amax(0), size)
+
+
+def matrix_sizes(matrix: Tensor, size: Tensor) -> Tensor:
+    """``(Σ_j J_ij² s_j²)^{1/2}``, (m_out,), of a matrix (m_out, m_in)."""
+    return (matrix.detach().square().to(size.dtype) @ size.square()).sqrt()
 
 
 def reduced(
@@ -227,15 +293,18 @@ def reduced(
         rows = torch.autograd.grad(y.diagonal().sum(), images, allow_unused=True)
     sizes = {b: q * fold.factor for b, q in parents[0].sizes.items()}
     blocks: dict[int, Tensor | Square] = {}
+    size = like.new_zeros(count)
     for gen, matrix in zip(parents, rows, strict=True):
         assert gen.layout is not None
         if matrix is None:
             continue
+        own = matrix_sizes(matrix.reshape(count, -1), fold.vector(gen.size, gen.layout.parts))
+        size = torch.hypot(size, own)
         wide = fold.unfold(matrix.detach().reshape(count, -1), gen.layout.parts)  # (f, count, m)
         for b in gen.blocks:
             new = fold.columns(wide @ gen.flat(b).mH, noise[b]).mH.reshape(sizes[b], *shape)
             blocks[b] = blocks[b] + new if b in blocks else new  # type: ignore[operator]
-    return Generator(shape, blocks, sizes)
+    return Generator(shape, blocks, sizes, size)
 
 
 def combine(terms: Sequence[tuple[Generator, float]], shape: tuple[int, ...]) -> Generator:
@@ -245,25 +314,8 @@ def combine(terms: Sequence[tuple[Generator, float]], shape: tuple[int, ...]) ->
         for b in gen.blocks:
             value = gen.batch(b) if weight == 1 else weight * gen.batch(b)
             blocks[b] = blocks[b] + value if b in blocks else value  # type: ignore[operator]
-    return Generator(shape, blocks, terms[0][0].sizes, terms[0][0].layout)
-
-
-@dataclass(frozen=True)
-class FrameChoice:
-    """What is decided once, from the structure of the graph, about the factor of one stack.
-
-    Attributes:
-        rank: Rank of the part of the stack that needs a QR factorisation.
-        columns: Independent columns of that part (all of them if it has full rank).
-        extra: Independent columns of the other live tensors, as (tensor, column); they join the QR so that the noise
-            can be compressed.
-        compress: Whether the live tensors are rewritten in the new, smaller noise basis.
-    """
-
-    rank: int
-    columns: tuple[int, ...]
-    extra: tuple[tuple[int, int], ...] = ()
-    compress: bool = False
+    size = torch.linalg.vector_norm(torch.stack([weight * gen.size for gen, weight in terms]), dim=0)
+    return Generator(shape, blocks, terms[0][0].sizes, size, terms[0][0].layout)
 
 
 @dataclass
@@ -282,56 +334,87 @@ class _Peel:
 
 @dataclass
 class _Rest:
-    """The members that need a QR factorisation of their stacked blocks."""
+    """The members that need a QR factorisation of their stacked blocks: ``F = R^*``."""
 
     members: list[int]
     blocks: list[int]
-    basis: Tensor | None  # (q, r): noise of the blocks -> frame; None for the identity
-    compressor: Tensor | None  # orthonormal (q, r + e): a smaller basis for all live tensors; None if there is none
+    basis: Tensor | None  # Q1 (q, d): noise of the blocks -> frame; None: the first d rows of a single block
+    upper: Tensor  # R (d, d)
+    noise: Tensor  # Q2 (d, d): how much of a direction is the floor's
+
+    @property
+    def rank(self) -> int:
+        """Number of columns of F."""
+        return self.upper.shape[-1]
+
+
+@dataclass
+class _Noise:
+    """The noise of some blocks itself: ``F = I``."""
+
+    blocks: list[int]
     rank: int
-    upper: Tensor | None  # R (r, r), F = R^* (or, with range, F = range R^*); None for the identity
-    range: Tensor | None  # orthonormal columns (d, r) where the stack has no full rank
 
 
 @dataclass
 class Frame:
     """A factor ``F`` of stacked members, ``F_K = F Q``, ``QQ^* = I``: block lower triangular, in pieces."""
 
-    members: Sequence[Generator]
-    pieces: list[_Peel | _Rest] = field(default_factory=list)
+    members: list[Generator]
+    pieces: list[_Peel | _Rest | _Noise] = field(default_factory=list)
 
     @property
     def width(self) -> int:
         """Number of columns of F."""
-        return sum(p.rank if isinstance(p, _Rest) else self.members[p.member].features for p in self.pieces)
+        return sum(span.stop - span.start for _, span in self._spans())
 
-    def _spans(self) -> Iterator[tuple[_Peel | _Rest, slice]]:
+    def _spans(self) -> Iterator[tuple[_Peel | _Rest | _Noise, slice]]:
         start = 0
         for p in self.pieces:
-            size = p.rank if isinstance(p, _Rest) else self.members[p.member].features
+            size = self.members[p.member].features if isinstance(p, _Peel) else p.rank
             yield p, slice(start, start + size)
             start += size
 
     def project(self, weights: Sequence[Tensor]) -> Tensor:
-        """Free matrices, one per member (n, d_member), to one matrix (n, width) in the frame's coordinates."""
+        """Free matrices, one per member (n, d_member), to one matrix (n, width) in the frame's coordinates.
+
+        It is softly projected on the range, and kept small enough for its Gram matrix to be finite.
+        """
         columns = []
         for p in self.pieces:
             if isinstance(p, _Peel):
                 columns.append(weights[p.member])
-            else:
-                stacked = torch.cat([weights[m] for m in p.members], -1)
-                columns.append(stacked if p.range is None else stacked @ p.range)
-        return torch.cat(columns, -1) if len(columns) > 1 else columns[0]
+            elif isinstance(p, _Rest):
+                columns.append(torch.cat([weights[m] for m in p.members], -1))
+        matrix = torch.cat(columns, -1) if len(columns) > 1 else columns[0]
+        largest = torch.linalg.vector_norm(matrix.detach(), torch.inf)
+        return self.soften(matrix * (LARGEST / largest).clamp(max=1.0))
+
+    def soften(self, matrix: Tensor) -> Tensor:
+        """``matrix P``, (n, width), with the soft projection ``P`` on the range of the stack."""
+        parts = [_softened(p, matrix[..., span]) for p, span in self._spans()]
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+    def harden(self, matrix: Tensor) -> Tensor:
+        """``matrix P^{-1}``, as far as ``P`` can be inverted: ``soften(harden(X)) = X`` for X in the range."""
+        parts = []
+        for p, span in self._spans():
+            eye = torch.eye(span.stop - span.start, dtype=matrix.dtype, device=matrix.device)
+            soft = _softened(p, eye)
+            share = torch.finfo(matrix.dtype).eps
+            inverse = torch.linalg.solve(soft @ soft + share * eye, soft)
+            parts.append(matrix[..., span] @ inverse)
+        return torch.cat(parts, -1)
 
     def lift(self, matrix: Tensor) -> list[Tensor]:
-        """Free matrices with ``project(lift(U)) = U``."""
+        """Free matrices with ``project(lift(U)) = U`` for U in the range."""
+        matrix = self.harden(matrix)
         out: list[Tensor] = [matrix] * len(self.members)
         for p, span in self._spans():
             piece = matrix[..., span]
             if isinstance(p, _Peel):
                 out[p.member] = piece
-            else:
-                piece = piece if p.range is None else piece @ p.range.mH
+            elif isinstance(p, _Rest):
                 for m, part in zip(
                     p.members, piece.split([self.members[m].features for m in p.members], -1), strict=True
                 ):
@@ -357,13 +440,10 @@ class Frame:
         for p, span in reversed(list(self._spans())):
             rhs = matrix[..., span]
             if isinstance(p, _Rest):
-                assert p.upper is not None
                 stacked = torch.linalg.solve_triangular(p.upper.mH, rhs, upper=False, left=False)
-                if p.range is not None:
-                    stacked = stacked @ p.range.mH
                 sizes = [self.members[m].features for m in p.members]
                 out.update(zip(p.members, stacked.split(sizes, -1), strict=True))
-            else:
+            elif isinstance(p, _Peel):
                 for m, x in out.items():
                     if p.block in self.members[m].blocks:
                         rhs = rhs - x @ self.members[m].flat(p.block).mH
@@ -375,13 +455,12 @@ class Frame:
         columns = []
         for p in self.pieces:
             if isinstance(p, _Rest):
-                assert p.upper is not None
-                stacked = torch.cat([weights[m] for m in p.members], -1)
-                stacked = stacked if p.range is None else stacked @ p.range
-                columns.append(stacked @ p.upper.mH)
-                continue
-            terms = [w @ g.flat(p.block).mH for w, g in zip(weights, self.members, strict=True) if p.block in g.blocks]
-            columns.append(torch.stack(terms).sum(0))
+                columns.append(torch.cat([weights[m] for m in p.members], -1) @ p.upper.mH)
+            elif isinstance(p, _Peel):
+                terms = [
+                    w @ g.flat(p.block).mH for w, g in zip(weights, self.members, strict=True) if p.block in g.blocks
+                ]
+                columns.append(torch.stack(terms).sum(0))
         return torch.cat(columns, -1)
 
     def coordinates(self, gen: Generator) -> Tensor | None:
@@ -392,6 +471,8 @@ class Frame:
                 parts.append(span.stop - span.start)
             elif isinstance(p, _Rest) and p.basis is not None:
                 parts.append(sum_blocks(gen, p.blocks, p.basis))
+            elif isinstance(p, _Rest):
+                parts.append(gen.flat(p.blocks[0])[..., : p.rank, :])
             else:
                 parts.append(gen.flat(p.blocks[0]) if len(p.blocks) == 1 else _stacked([gen], p.blocks))
         like = next((part for part in parts if isinstance(part, Tensor)), None)
@@ -400,39 +481,43 @@ class Frame:
         lead, features = like.shape[:-2], like.shape[-1]
         return torch.cat([like.new_zeros(*lead, p, features) if isinstance(p, int) else p for p in parts], -2)
 
-    def noise(self, matrix: Tensor) -> dict[int, Tensor]:
-        """``Q^* matrix^*`` by noise block: the generator (q_b, n) of ``matrix · ξ_frame``."""
+    def noise(self, matrix: Tensor) -> tuple[dict[int, Tensor], list[Tensor]]:
+        """The generator of ``matrix · ξ_frame``, (n,) features: by noise block (q_b, n), and on the floor's own noise."""
         out: dict[int, Tensor] = {}
+        floor: list[Tensor] = []
+        sizes = self.members[0].sizes
         for p, span in self._spans():
             part = matrix[..., span]
             if isinstance(p, _Peel):
                 out[p.block] = part.mH
-                continue
-            if p.basis is not None:
-                part = part @ p.basis.mH
-            sizes = self.members[0].sizes
-            for b, x in zip(p.blocks, part.split([sizes[b] for b in p.blocks], -1), strict=True):
-                out[b] = x.mH
-        return out
+            elif isinstance(p, _Rest) and p.basis is None:
+                (b,) = p.blocks
+                out[b] = torch.nn.functional.pad(part.mH, (0, 0, 0, sizes[b] - p.rank))
+            else:
+                if isinstance(p, _Rest):
+                    floor.append(p.noise @ part.mH)
+                    part = part @ p.basis.mH  # type: ignore[union-attr]
+                for b, x in zip(p.blocks, part.split([sizes[b] for b in p.blocks], -1), strict=True):
+                    out[b] = x.mH
+        return out, floor
 
     def noise_rows(self, gen: Generator) -> Tensor:
         """``F`` (features, Σ q_b) of a tensor on the noise of the frame."""
         blocks = [b for p in self.pieces for b in p.blocks]
         return _stacked([gen], blocks).mH
 
-    def compression(self) -> tuple[list[int], Tensor] | None:
-        """Noise blocks that may be replaced by one, and the basis to do it with."""
-        for p in self.pieces:
-            if isinstance(p, _Rest) and p.compressor is not None:
-                return p.blocks, p.compressor
-        return None
+
+def _softened(piece: _Peel | _Rest | _Noise, x: Tensor) -> Tensor:
+    """``x P`` for the columns of one piece."""
+    if isinstance(piece, _Peel):
+        return piece.square.soften(x)
+    return x - (x @ piece.noise.mH) @ piece.noise if isinstance(piece, _Rest) else x
 
 
 def noise_frame(gen: Generator) -> Frame:
     """The frame of the noise itself (F = I) on the blocks of one tensor."""
     blocks = sorted(gen.blocks)
-    rank = sum(gen.sizes[b] for b in blocks)
-    return Frame([gen], [_Rest([0], blocks, None, None, rank, None, None)])
+    return Frame([gen], [_Noise(blocks, sum(gen.sizes[b] for b in blocks))])
 
 
 def _partition(members: Sequence[Generator]) -> tuple[list[tuple[int, int]], list[int], list[int]]:
@@ -486,174 +571,73 @@ def sum_blocks(gen: Generator, blocks: Sequence[int], basis: Tensor) -> Tensor:
 
 
 def factor(
-    members: Sequence[Generator], choice: FrameChoice | None, others: Sequence[Generator] = (), floor: float = 0.0
-) -> Frame:
+    members: Sequence[Generator],
+    others: Sequence[Generator],
+    new_block: Callable[[int], int],
+    unit: float,
+) -> tuple[Frame, dict[int, Tensor], list[int]]:
     """The square factor of stacked members.
+
+    Members whose remaining generator is a square block need no factorisation. The rest gets one floored QR (see
+    above). Where its noise has more dimensions than all live tensors that see it have features, the same QR writes them
+    all on as many dimensions, floor included: noise must not grow with the depth.
 
     Args:
         members: The stacked tensors, features flattened.
-        choice: Decision of :func:`choose_frame` for this place of the graph; None if no QR is needed.
-        others: The other live tensors, in the order of the sweep.
-        floor: Share of its size by which the noise of every feature in a QR factorisation is raised.
+        others: The other live tensors that are read later.
+        new_block: Makes a noise block of a given size.
+        unit: Rounding unit of the stored parameters.
+
+    Returns:
+        The factor; what replaces the blocks of members and others (index in ``[*members, *others]`` -> its part of the
+        new block), empty where nothing is to be replaced; and the blocks that are replaced. The frame knows already.
     """
     peeled, rest, blocks = _partition(members)
-    frame = Frame(members)
+    frame = Frame(list(members))
     for i, b in peeled:
         square = members[i].blocks[b]
         assert isinstance(square, Square)
         frame.pieces.append(_Peel(i, b, square))
     if not rest:
-        return frame
-    assert choice is not None
-    stack = _stacked([members[i] for i in rest], blocks)
-    full = choice.rank == stack.shape[-1]
-    frame.pieces.append(_rest(stack, choice, full, rest, blocks, others, floor))
-    return frame
+        return frame, {}, []
+    count = len(members)
+    touched = [count + i for i, g in enumerate(others) if any(b in g.blocks for b in blocks)]
+    everyone = [*members, *others]
+    inner = sum(members[i].features for i in rest)
+    noise = sum(members[0].sizes[b] for b in blocks)
+    compress = noise > inner + sum(everyone[i].features for i in touched)
+    columns = [*rest, *touched] if compress else rest
+    q1, q2, upper = floored_qr([everyone[i] for i in columns], blocks, unit)
+    piece = _Rest(rest, blocks, q1[..., :inner], upper[..., :inner, :inner], q2[..., :inner, :inner])
+    frame.pieces.append(piece)
+    if not compress:
+        return frame, {}, []
+    parts = upper.split([everyone[i].features for i in columns], -1)
+    piece.basis, piece.blocks = None, [new_block(upper.shape[-1])]
+    return frame, dict(zip(columns, parts, strict=True)), blocks
 
 
-def _rest(
-    stack: Tensor,
-    choice: FrameChoice,
-    full: bool,
-    rest: list[int],
-    blocks: list[int],
-    others: Sequence[Generator],
-    floor: float,
-) -> _Rest:
-    """Factor of the part of a stack that needs a QR factorisation."""
-    # What follows divides by the factor. A map inside the graph may have come close to losing rank, and a direction
-    # below the rounding errors would be divided by noise. So every feature gets independent noise, a share ``floor`` of
-    # its size: a larger covariance is always safe (the form is monotone in it), and for a well-conditioned stack the
-    # change is below rounding.
-    rank = choice.rank
-    if full and not choice.compress:
-        rotation, raised = _raised(stack, floor)
-        return _Rest(rest, blocks, rotation, None, rank, raised, None)
-    basis: Tensor | None = None
-    if full or rank < stack.shape[-2] or choice.extra:
-        columns = stack if full else stack[..., list(choice.columns)]
-        if choice.extra:
-            pool = [_stacked([others[t]], blocks)[..., [c]] for t, c in choice.extra]
-            columns = torch.cat([columns, *pool], -1)
-        basis, upper = positive_qr(columns)
-        upper = upper[..., :rank, :rank]
-    range_ = None
-    if not full:
-        inner = stack if basis is None else basis[..., :rank].mH @ stack
-        range_, triangle = positive_qr(inner.mH)  # F = range · triangle
-        upper = triangle.mH
-    turn, raised = _raised(upper, floor)
-    wide = turn if basis is None else basis[..., :rank] @ turn
-    return _Rest(rest, blocks, wide, basis, rank, raised, range_)
+def floored_qr(gens: Sequence[Generator], blocks: list[int], unit: float) -> tuple[Tensor, Tensor, Tensor]:
+    """``Q_1`` (q, d), ``Q_2`` (d, d) and ``R`` (d, d) of stacked tensors on these blocks, with the floor."""
+    stack = _stacked(gens, blocks)
+    share = floor_share(unit)
+    size = torch.cat([g.magnitude() for g in gens])
+    size = torch.maximum(size, share * size.max()) + torch.finfo(size.dtype).tiny ** 0.5
+    floor = torch.diag_embed(share * size).to(stack.dtype)
+    floor = floor if stack.ndim == 2 else floor.expand(len(stack), -1, -1)
+    rotation, upper = positive_qr(torch.cat([stack, floor], -2))
+    return rotation[..., : stack.shape[-2], :], rotation[..., stack.shape[-2] :, :], upper
 
 
-def _raised(stack: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """``B`` and ``R`` with ``stack = B R`` and ``R^*R = stack^* stack + floor² diag(column norms)²``."""
-    size = torch.linalg.vector_norm(stack, dim=-2).detach()
-    noise = torch.diag_embed(floor * size).to(stack.dtype)
-    rotation, upper = positive_qr(torch.cat([stack, noise], -2))
-    return rotation[..., : stack.shape[-2], :], upper
-
-
-def squared(gen: Generator, block: int, floor: float) -> Generator | None:
-    """The tensor in a noise basis of its own, in which its generator is square; None without full rank.
+def squared(gen: Generator, block: int, unit: float) -> Generator:
+    """A tensor that shares its noise with no other live tensor, in a noise basis of its own: a square generator.
 
     Args:
-        gen: A tensor on a grid that shares its noise with no other live tensor.
+        gen: The tensor.
         block: Name of the new noise block; its size must be known already.
-        floor: As in :func:`factor`.
+        unit: As in :func:`factor`.
     """
-    blocks = sorted(gen.blocks)
-    stack = _stacked([gen], blocks)
-    if stack.shape[-2] < stack.shape[-1]:
-        return None
-    _, upper = _raised(stack, floor)
+    _, noise, upper = floored_qr([gen], sorted(gen.blocks), unit)
     ones = torch.ones(gen.features, dtype=upper.real.dtype, device=upper.device)
-    return Generator(gen.shape, {block: Square(UpperRoot(upper), ones)}, gen.sizes, gen.layout)
-
-
-def _independent(matrix: Tensor, given: Tensor, limit: int) -> list[int]:
-    """Columns of ``matrix`` that are independent of ``given`` and of each other, by pivoted Gram–Schmidt."""
-    if not matrix.numel():
-        return []
-    work = matrix.clone()
-    norms = torch.linalg.vector_norm(matrix, dim=0)
-    scale = norms.clamp_min(
-        max(1e-8 * float(norms.max()), torch.finfo(matrix.dtype).tiny)
-    )  # what cancels is not independent
-    if given.shape[1]:
-        base, _ = torch.linalg.qr(given)
-        for _ in range(2):
-            work = work - base @ (base.mH @ work)
-    if float(torch.linalg.vector_norm(work, dim=0).div(scale).max()) < 1e-8:
-        return []
-    if matrix.shape[1] <= limit:  # all of them, most of the time
-        diagonal = torch.linalg.qr(work / scale, mode="r").R.diagonal().abs()
-        if float(diagonal.min()) > 1e-6:
-            return list(range(matrix.shape[1]))
-    chosen: list[int] = []
-    while len(chosen) < limit:
-        norms = torch.linalg.vector_norm(work, dim=0) / scale
-        best = int(norms.argmax())
-        if float(norms[best]) < 1e-8:
-            break
-        chosen.append(best)
-        direction = work[:, best] / torch.linalg.vector_norm(work[:, best])
-        for _ in range(2):
-            work = work - torch.outer(direction, direction.conj() @ work)
-    return sorted(chosen)
-
-
-def choose_frame(members: Sequence[Generator], others: Sequence[Generator]) -> FrameChoice | None:
-    """Decide rank, columns and compression from generators at a random point, in float64.
-
-    The rank of a stack is a property of the graph: it holds for all parameters but a set of measure zero.
-
-    Raises:
-        UnevenRankError: The rank is not the same at all frequencies of the grid.
-    """
-    _, rest, blocks = _partition(members)
-    if not rest:
-        return None
-    whole = _stacked([members[i] for i in rest], blocks)
-    stack = _typical(whole)
-    q, d = stack.shape
-    columns = _independent(stack, stack[:, :0], min(q, d))
-    _require_even(whole, columns)
-    extra: list[tuple[int, int]] = []
-    basis = whole[..., columns]
-    touched = [(t, g) for t, g in enumerate(others) if any(b in g.blocks for b in blocks)]
-    for t, g in touched:
-        matrix = _stacked([g], blocks)
-        new = _independent(_typical(matrix), _typical(basis), q - basis.shape[-1])
-        extra += [(t, c) for c in new]
-        basis = torch.cat([basis, matrix[..., new]], -1)
-        if matrix.ndim > 2:
-            _require_even(torch.cat([basis, matrix], -1), list(range(basis.shape[-1])))
-    compress = basis.shape[-1] < q
-    return FrameChoice(len(columns), tuple(columns), tuple(extra) if compress else (), compress)
-
-
-class UnevenRankError(Exception):
-    """A stack of tensors has another rank at some frequencies than at others."""
-
-
-def _typical(stack: Tensor) -> Tensor:
-    """The matrix of one frequency that is neither constant nor alternating, if there is one."""
-    return stack if stack.ndim == 2 else stack[min(1, len(stack) - 1)]
-
-
-def _require_even(stack: Tensor, columns: list[int]) -> None:
-    """Refuse a stack (f, q, d) whose chosen columns are not a basis of its range at every frequency."""
-    if stack.ndim == 2:
-        return
-    size = torch.linalg.vector_norm(stack, dim=-2, keepdim=True)
-    scaled = stack / size.clamp_min(1e-8 * float(size.max()))
-    if not columns:
-        left, smallest = scaled, 1.0
-    else:
-        base, upper = torch.linalg.qr(scaled[..., columns])
-        smallest = float(upper.diagonal(dim1=-2, dim2=-1).abs().min())
-        left = scaled - base @ (base.mH @ scaled)
-    if smallest < 1e-6 or float(left.abs().max()) > 1e-6:
-        raise UnevenRankError
+    blocks: dict[int, Tensor | Square] = {block: Square(FlooredRoot(upper, noise), ones)}
+    return Generator(gen.shape, blocks, gen.sizes, gen.size, gen.layout)

@@ -145,7 +145,24 @@ class Wire(Node):
     role: str = "linear"
     scales: tuple[float, ...] = ()
 
-    def bind(self, module: nn.Module | None) -> Callable[..., Tensor]:
+    @property
+    def constants(self) -> list[str]:
+        """Paths of the tensors of the user's module it reads."""
+        found: list[str] = []
+
+        def look(arg: Any) -> None:
+            if isinstance(arg, Attr):
+                found.append(arg.path)
+            elif isinstance(arg, (tuple, list)):
+                for a in arg:
+                    look(a)
+            elif isinstance(arg, slice):
+                look((arg.start, arg.stop, arg.step))
+
+        look((self.args, tuple(v for _, v in self.kwargs)))
+        return found
+
+    def bind(self, module: Any) -> Callable[..., Tensor]:
         """The linear function ``batches -> batch``; ``module`` supplies constants (None if there are none)."""
 
         def run(*parents: Tensor) -> Tensor:

@@ -193,12 +193,15 @@ def operator_norm(spectrum: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(spectrum, 2).amax()
 
 
-def row_norms(spectrum: Tensor, cells: Cells) -> Tensor:
-    """Euclidean norms of the rows of the operator, (m_out,): one for all cells."""
-    if cells is None:
-        return torch.linalg.vector_norm(spectrum, dim=-1)
-    energy = spectrum.abs().square().sum(-1) * _weights(cells).to(spectrum.device, spectrum.real.dtype)[:, None]
-    return energy.sum(0).sqrt()
+def row_norms(spectrum: Tensor, cells: Cells, least: float = 0.0) -> Tensor:
+    """Euclidean norms of the rows of the operator, (m_out,): one for all cells; their squares are at least ``least``.
+
+    With a positive ``least`` they are differentiable everywhere.
+    """
+    energy = spectrum.abs().square().sum(-1)
+    if cells is not None:
+        energy = (energy * _weights(cells).to(spectrum.device, spectrum.real.dtype)[:, None]).sum(0)
+    return (energy + least).sqrt()
 
 
 @lru_cache

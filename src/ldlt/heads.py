@@ -10,7 +10,7 @@ from torch import Tensor
 from ldlt.contraction import Contraction
 from ldlt.errors import InfeasibleError, OptionError
 from ldlt.grid import Cells, row_norms
-from ldlt.triangular import positive_qr
+from ldlt.triangular import gram_cholesky
 
 __all__ = ["HEADS", "Head", "get_head"]
 
@@ -53,21 +53,26 @@ class Joint(Head):
         return self.contraction.free_gain(gain, alpha)
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
-        return self.contraction(weight, extra).matrix
+        return self.contraction(weight, extra, straight=True).matrix
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         return self.contraction.invert(matrix, extra)
 
 
 class Orthogonal(Head):
-    """Orthonormal rows (columns, if there are more outputs than directions): the matrix inequality is tight."""
+    """Orthonormal rows (columns, if there are more outputs than directions): the matrix inequality is tight.
+
+    ``U = M^{-1} W`` with ``MM^* = αI + WW^*``, α a few rounding units of ``‖W‖²``: rows of W that depend on each other
+    are no special case.
+    """
 
     name, joint = "orthogonal", True
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
         tall = weight.shape[-2] > weight.shape[-1]
-        q, _ = positive_qr(weight if tall else weight.mH)
-        return q if tall else q.mH
+        least = weight.real.new_tensor(torch.finfo(weight.dtype).tiny ** 0.5)
+        found = gram_cholesky(weight.mH if tall else weight, least, self.contraction.unit).matrix
+        return found.mH if tall else found
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         _require(self(matrix, extra), matrix, "orthonormal rows")
@@ -80,9 +85,8 @@ class Rows(Head):
     name, joint = "rows", False
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
-        norm = row_norms(weight, cells)[:, None]
         # A row of zeros stays zero: constant outputs are Lipschitz with any bound.
-        return weight / torch.where(norm == 0, 1.0, norm)
+        return weight / row_norms(weight, cells, torch.finfo(weight.dtype).tiny)[:, None]
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         _require(self(matrix, extra), matrix, "rows of norm one")

@@ -19,12 +19,12 @@ from ldlt.circulant import CirculantWeight, RememberUnpadded
 from ldlt.contraction import get_contraction
 from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.frozen import CircularConv
-from ldlt.generator import UnevenRankError
 from ldlt.graph import Convolution, Graph, Input, Wire
 from ldlt.grid import Fold, Layout, operator_norm, row_norms
 from ldlt.heads import get_head
 from ldlt.plan import Group, Plan, make_plan
 from ldlt.precision import full_precision
+from ldlt.scalars import bounded, positive, unbounded
 from ldlt.sweep import Blueprint, Explicit, Free, sweep
 from ldlt.trace import trace
 
@@ -148,7 +148,6 @@ class Lipschitz(nn.Module):
         for group in [*plan.groups.values(), plan.output]:
             self._add_parameters(group, alpha, train_multipliers)
         self.to(dtype=like.dtype, device=like.device)
-        self._decide()
         initialise.initialise(self, init, gain, alpha, placing)
 
     # -- construction ------------------------------------------------------------------------------------------------
@@ -182,38 +181,6 @@ class Lipschitz(nn.Module):
         pixels = math.prod(shape[1:])
         return len({r // pixels for r in (range(math.prod(shape)) if group.rows is None else group.rows)})
 
-    def _decide(self) -> None:
-        """Make the structural decisions (ranks, compression) once, at a random point in float64."""
-        generator = torch.Generator().manual_seed(0)
-        weights = {
-            n: torch.randn(p.shape, generator=generator, dtype=torch.float64)
-            / math.sqrt(max(1, math.prod(p.shape[1:]) if p.ndim > 1 else p.numel()))
-            for n, p in self.module.named_parameters()
-        }
-        extra: dict[str, dict[str, Tensor]] = {g: {} for g in self._groups}
-        for group, roles in extra.items():
-            for role in self._roles:
-                if _key(group) in getattr(self, role):
-                    shape = self._parameter(role, group).shape
-                    roles[role] = 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64)
-        free = Free(weights, torch.ones((), dtype=torch.float64), extra)
-        with torch.no_grad():
-            module = copy.deepcopy(self.module).double().cpu()
-            dense: frozenset[str] = frozenset()
-            while True:
-                self._blueprint.choices.clear()
-                self._blueprint.wiring.clear()
-                try:
-                    sweep(self._blueprint, module, free)
-                    break
-                except UnevenRankError as error:  # a difference of an image and its shift has no mean, say
-                    if str(error) in dense:
-                        raise GraphError(f"the rank of what feeds '{error}' cannot be decided") from error
-                    dense |= {str(error)}
-                    joint = _joint(self.graph, self.module)
-                    self._blueprint.plan = make_plan(self.graph, self.module, joint, dense)
-        self._decided = self._constants()
-
     @property
     def _groups(self) -> list[str]:
         return [*self._blueprint.plan.groups, self._blueprint.plan.output.name]
@@ -243,15 +210,9 @@ class Lipschitz(nn.Module):
         return Free(weights, cast(self._bound()), extra)
 
     def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None, watch: str | None = None) -> Explicit:
-        if not torch.compiler.is_compiling() and self._constants() != self._decided:
-            self._decide()
         free = self._free(dtype)
         with full_precision(free.bound):
             return sweep(self._blueprint, self.module, free, batch=batch, watch=watch)
-
-    def _constants(self) -> list[tuple[int, int]]:
-        """Identity and version of every buffer: the rank of a stack may depend on their values."""
-        return [(id(b), b._version) for b in self.module.buffers()]
 
     def explicit(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """All parameters of the user's module in explicit form, by name; differentiable.
@@ -410,7 +371,8 @@ class Lipschitz(nn.Module):
             self._bound.assign(value)
             for group in self.plan.groups.values():
                 if group.free:  # those of given maps follow from ℓ
-                    self._parameter("log_multiplier", group.name).add_(2 * math.log(factor))
+                    stored = self._parameter("log_multiplier", group.name)
+                    stored.copy_(unbounded(bounded(stored) + 2 * math.log(factor)))
             for term in self.plan.output.terms:
                 bias = self.graph[term.affine].bias  # type: ignore[attr-defined]
                 if bias is not None:
@@ -523,7 +485,7 @@ class Lipschitz(nn.Module):
                 self._store(self.plan.output if name == self.plan.output.name else self.plan.groups[name], roles)
             for name, value in split.items():
                 stored = self._parameter("log_multiplier", name)
-                stored.copy_(value.log().reshape(len(stored), -1)[:, 0])
+                stored.copy_(unbounded(value.log().reshape(len(stored), -1)[:, 0]))
 
     def _parameter(self, role: str, group: str) -> nn.Parameter:
         found: nn.Parameter = getattr(self, role)[_key(group)]
@@ -579,9 +541,8 @@ class _Bound(nn.Module):
         if math.isfinite(self.high):
             low = self.low or self.high * 1e-6
             share = min(max(math.log(value / low) / math.log(self.high / low), 0.02), 0.98)
-            return math.log(share / (1 - share))
-        excess = max(value - self.low, 0.02 * value)
-        return math.log(excess)
+            return float(unbounded(math.log(share / (1 - share))))
+        return float(unbounded(math.log(max(value - self.low, 0.02 * value))))
 
     def forward(self) -> Tensor:
         """ℓ as a scalar tensor."""
@@ -589,8 +550,8 @@ class _Bound(nn.Module):
             return self.fixed
         if math.isfinite(self.high):
             low = self.low or self.high * 1e-6
-            return low * torch.exp(torch.sigmoid(self.free) * math.log(self.high / low))
-        return self.low + torch.exp(self.free)
+            return low * torch.exp(torch.sigmoid(bounded(self.free)) * math.log(self.high / low))
+        return self.low + positive(self.free)
 
     def value(self) -> float:
         """ℓ as a number."""

@@ -136,6 +136,7 @@ class Plan:
         places: Group -> where its rows lie.
         shared: Group -> for each of its rows the number of its multiplier, or None.
         images: Activations whose multipliers belong to channels.
+        straight: Groups after which nothing but their own value is live, up to the next group, its only reader.
     """
 
     steps: tuple[Step, ...]
@@ -146,6 +147,7 @@ class Plan:
     places: dict[str, Place] = None  # type: ignore[assignment]
     shared: dict[str, Tensor | None] = None  # type: ignore[assignment]
     images: frozenset[str] = frozenset()
+    straight: frozenset[str] = frozenset()
 
     def parts(self, node: str) -> tuple[list[str], list[int] | None]:
         """Groups of an activation, and the places of its features among their concatenated rows (None: in order)."""
@@ -448,7 +450,8 @@ class _Grids:
         cells = None if cells is None else meet(cells, self._group_cells(plan.output))
         places[plan.output.name], _ = self._place(plan.output, cells, None)
         images = frozenset(a.name for a in self.graph.activations if self._tied(a))
-        return replace(plan, steps=tuple(steps), cells=start, places=places, shared=shared, images=images)
+        found = replace(plan, steps=tuple(steps), cells=start, places=places, shared=shared, images=images)
+        return replace(found, straight=_straight(found, self.graph))
 
     def _passes(self, step: Step) -> bool:
         """Whether a step only renames: it does not ask for a grid."""
@@ -511,6 +514,28 @@ def _same_in_cells(cell: Tensor, where: Tensor) -> Tensor | None:
 
 def _unless_all(rows: Tensor, count: int) -> Tensor | None:
     return None if len(rows) == count and bool((rows == torch.arange(count)).all()) else rows
+
+
+def _straight(plan: Plan, graph: Graph) -> frozenset[str]:
+    """See :class:`Plan`: on such a stretch, the factor of a covariance is only divided by."""
+    found = set()
+    for i, step in enumerate(plan.steps):
+        if step.group is None or len(plan.parts(plan.groups[step.group].node)[0]) > 1:
+            continue
+        value, alone = step.group, True
+        for later in plan.steps[i:]:
+            if later is not step and later.group is not None:
+                break
+            node = graph.index.get(later.transport or "")
+            ordered = isinstance(node, Wire) and node.role == "order"
+            alone = alone and len(later.live) <= 1 and (later.transport is None or ordered)
+            value = later.name
+        else:
+            later = Step(group=plan.output.name)
+        reader = plan.output if later.group == plan.output.name else plan.groups[later.group or ""]
+        if alone and reader.free and _needs(reader) == [value] and value not in later.live:
+            found.add(step.group)
+    return frozenset(found)
 
 
 def _needs(group: Group) -> list[str]:

@@ -16,11 +16,12 @@ from ldlt.circulant import CirculantWeight
 from ldlt.contraction import Contracted, Contraction
 from ldlt.convolution import Spec, Taps
 from ldlt.elimination import Elimination, Slopes
-from ldlt.generator import Frame, FrameChoice, Generator, combine, linear, reduced, through
+from ldlt.generator import Frame, Generator, any_sizes, combine, linear, matrix_sizes, moved_sizes, reduced, through
 from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
 from ldlt.grid import Cells, Layout, local
 from ldlt.heads import Head
 from ldlt.plan import Group, Place, Plan, Step
+from ldlt.scalars import BALANCE, MARGIN, bounded, positive
 from ldlt.wiring import local_maps
 
 __all__ = ["Blueprint", "Explicit", "Free", "sweep"]
@@ -28,22 +29,21 @@ __all__ = ["Blueprint", "Explicit", "Free", "sweep"]
 
 @dataclass
 class Blueprint:
-    """Everything about a network that is not trained: graph, plan, structural decisions, contraction and head.
+    """Everything about a network that is not trained: graph, plan, contraction and head.
 
     Attributes:
         graph: The traced graph.
         plan: What is normalised, in which order.
         contraction: Free matrices to contractions.
         head: Free matrix to the output contraction.
-        choices: Structural decisions by move.
-        wiring: Maps of fixed operations on grids, and the responses of convolutions, by (node, grid).
+        wiring: Maps on grids of operations that have no tensor of the module in them, and the responses of single taps
+            of convolutions, by (node, grid).
     """
 
     graph: Graph
     plan: Plan
     contraction: Contraction
     head: Head
-    choices: dict[str, FrameChoice | None] = field(default_factory=dict)
     wiring: dict[tuple[str, Cells], Any] = field(default_factory=dict)
 
 
@@ -120,9 +120,7 @@ class _Run:
         self.watched: Tensor | None = None
         self.graph, self.plan = blueprint.graph, blueprint.plan
         source = self.graph.input
-        self.state = Elimination(
-            source.name, source.shape, free.bound, blueprint.choices, blueprint.contraction.unit, self.plan.cells
-        )
+        self.state = Elimination(source.name, source.shape, free.bound, blueprint.contraction.unit, self.plan.cells)
         self.weights: dict[str, Tensor] = {}  # parameter name -> explicit matrix so far
         self.multipliers: dict[str, Tensor] = {}
         self.inverse: dict[str, dict[str, Tensor]] = {}
@@ -138,12 +136,11 @@ class _Run:
             spectrum = self._transfer(node, cells)
             layout = Layout.of(node.shape, cells)
             if layout is None:
-                gen = linear(lambda x: F.linear(x.flatten(1), spectrum).reshape(-1, *node.shape), parents, node.shape)
+                gen = self._matrix(spectrum, parents[0], node.shape)
             else:
                 gen = through(parents, [spectrum], node.shape, layout)
         elif isinstance(node, Affine):
-            weight = self.weights.get(node.weight, self.free.weights[node.weight])
-            gen = linear(lambda x: F.linear(x, weight), parents, node.shape)
+            gen = self._matrix(self.weights.get(node.weight, self.free.weights[node.weight]), parents[0], node.shape)
         else:
             assert isinstance(node, Wire)
             if node.role == "order":
@@ -153,8 +150,16 @@ class _Run:
             elif cells is not None:
                 gen = self._rewire(node, parents, cells)
             else:
-                gen = linear(node.bind(self.module), parents, node.shape)
+                run = node.bind(self.module)
+                sizes = moved_sizes if node.role == "rearrange" else any_sizes
+                gen = linear(run, parents, node.shape, sizes(run, parents))
         self.state.live[name] = gen
+
+    @staticmethod
+    def _matrix(matrix: Tensor, parent: Generator, shape: tuple[int, ...]) -> Generator:
+        """The generator of a matrix times a tensor."""
+        run = lambda x: F.linear(x.flatten(1), matrix).reshape(-1, *shape)  # noqa: E731
+        return linear(run, [parent], shape, matrix_sizes(matrix, parent.size))
 
     def _rewire(self, node: Wire, parents: list[Generator], cells: tuple[int, ...]) -> Generator:
         """A fixed operation on a grid."""
@@ -163,7 +168,8 @@ class _Run:
         maps = self.blueprint.wiring.get((node.name, cells))
         if maps is None:
             maps = local_maps(node, self.module, [self.graph[p].shape for p in node.parents], cells)
-            self.blueprint.wiring[node.name, cells] = maps
+            if not node.constants:  # what depends on a tensor of the module is made anew in every pass
+                self.blueprint.wiring[node.name, cells] = maps
         like = self.free.bound
         used = [
             m.to(like.device) if not (m.is_floating_point() or m.is_complex()) else m.to(like.device, _kind(m, like))
@@ -179,7 +185,7 @@ class _Run:
         shapes = [self.graph[p].shape for p in node.parents]
         gen = reduced(node.bind(self.module), parents, shapes, node.shape, self.state.noise)
         self.state.keep([v for v in step.live if v != step.name])
-        self.state.coarsen(None, f"before {step.name}")
+        self.state.coarsen(None)
         gen.sizes = self.state.sizes
         self.state.live[step.name] = gen
 
@@ -198,7 +204,8 @@ class _Run:
     def _sorted(self, parts: list[Generator], order: Tensor, shape: tuple[int, ...]) -> Generator:
         layout = Layout.of(shape, self.state.cells)
         if layout is None:
-            return linear(lambda *xs: torch.cat(xs, -1)[:, order], parts, (len(order),))
+            gather = lambda *xs: torch.cat(xs, -1)[:, order]  # noqa: E731
+            return linear(gather, parts, (len(order),), moved_sizes(gather, parts))
         maps, start = [], 0
         for part in parts:
             index = order - start
@@ -217,8 +224,8 @@ class _Run:
         if not group.free:
             rows = place.rows
             value = self.state.live[group.value].rows(None if rows is None else rows.to(self.free.bound.device))
-            margin = _LARGEST_MARGIN * torch.sigmoid(extra["margin"])
-            balance = extra["log_balance"].exp()
+            margin = _LARGEST_MARGIN * torch.sigmoid(bounded(extra["margin"], MARGIN))
+            balance = positive(extra["log_balance"], BALANCE)
             if group.node in self.plan.images:
                 assert slopes.shared is not None
                 balance = balance[slopes.shared]
@@ -226,7 +233,7 @@ class _Run:
             self._keep_multiplier(group, multiplier, slopes)
             return
         frame = self._frame(group, survivors)
-        multiplier = extra["log_multiplier"].exp()
+        multiplier = positive(extra["log_multiplier"])
         if slopes.shared is not None:
             multiplier = multiplier[slopes.shared]
         if self.target is not None:
@@ -258,7 +265,7 @@ class _Run:
 
     def _frame(self, group: Group, survivors: Sequence[str]) -> Frame:
         members = [m for t in group.terms for m in t.members]
-        return self.state.factor(group.name, members, survivors)
+        return self.state.factor(members, survivors)
 
     def _taps(self, node: Convolution, cells: Cells) -> Taps:
         """The response of a convolution's taps on a grid, found once."""
@@ -295,14 +302,16 @@ class _Run:
         self, group: Group, frame: Frame, slopes: Slopes, multiplier: Tensor, extra: Mapping[str, Tensor]
     ) -> Contracted:
         contraction = self.blueprint.contraction
+        rho = slopes.rho
+        straight = group.name in self.plan.straight and not isinstance(rho, Tensor) and abs(rho) in (0, 1)
         if self.target is None:
-            return contraction(self._project(group, frame), self._spread_extra(group, extra))
-        # Backwards: U = √2 r Λ^{1/2} C F, then the free parameters that give it.
+            return contraction(self._project(group, frame), self._spread_extra(group, extra), straight)
+        # Backwards: U = √2 r Λ^{1/2} C F, its part in the range, then the free parameters that give it.
         scale = 2**0.5 * slopes.radius * multiplier.sqrt()
         matrix = frame.multiply([scale[:, None] * x for x in self._given_maps(group, self.target)])
-        weight, others = contraction.invert(matrix, dict(extra))
+        weight, others = contraction.invert(frame.soften(frame.harden(matrix)), dict(extra))
         self._remember(group, frame.lift(weight), others)
-        return contraction(weight, others)
+        return contraction(weight, others, straight)
 
     def _spread_extra(self, group: Group, extra: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The contraction's other parameters; a square one of channels is used at every pixel of a cell."""
@@ -369,17 +378,18 @@ class _Run:
             return self._flat(self.state.live[group.value])
         place = self.plan.places[group.name]
         self.state.keep([m for t in group.terms for m in t.members])
-        self.state.coarsen(place.cells, f"before {group.name}")
+        self.state.coarsen(place.cells)
         frame = self._frame(group, ())
         head, extra = self.blueprint.head, self._spread_extra(group, self.free.extra[group.name])
         if self.target is None:
             free = self._project(group, frame)
             matrix = head(free, extra) if place.cells is None else head(free, extra, place.cells)
         else:
-            wanted = frame.multiply(self._given_maps(group, self.target))
+            wanted = frame.harden(frame.multiply(self._given_maps(group, self.target)))
             weight, others = head.invert(wanted, extra)
             self._remember(group, frame.lift(weight), others)
             matrix = head(weight, others)
+        matrix = frame.soften(matrix)
         self._assign(group, self.state.output(frame, matrix))
         return matrix
 
@@ -395,7 +405,7 @@ class _Run:
                     self.leave_grid(step)
                     self._look(step)
                     continue
-                self.state.coarsen(step.cells, f"before {step.name}")
+                self.state.coarsen(step.cells)
             if step.transport is not None:
                 self.transport(step.transport)
             elif step.group is not None:
@@ -442,7 +452,7 @@ def sweep(
     """Run the rule over a graph.
 
     Args:
-        blueprint: Structure of the network. Missing structural decisions are made at the given point and stored in it.
+        blueprint: Structure of the network.
         module: The user's module; its constants and its activations are read, its matrices come from ``free``.
         free: The free parameters.
         target: Explicit weights and multipliers to be reproduced: the sweep then runs backwards, from maps to free

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ldlt.convolution import commutes
-from ldlt.graph import Convolution, Graph, Node, Wire
+from ldlt.graph import Convolution, Graph, Node, Wire, lookup
 from ldlt.grid import Cells, from_cells, impulses, local, meet, natural, to_cells, transfer
 
 __all__ = ["local_maps", "node_cells"]
@@ -23,9 +25,31 @@ def node_cells(graph: Graph, module: nn.Module, node: Node) -> Cells:
     cells = natural(node.shape)
     for shape in parents:
         cells = meet(cells, natural(shape))
-    if isinstance(node, Wire) and not commutes(node.bind(module), cells, parents):
+    if isinstance(node, Wire) and not commutes(node.bind(_Anything(module)), cells, parents):
         return None
     return cells
+
+
+class _Anything:
+    """The tensors of a module with other numbers: whether an operation commutes must not depend on what they are now.
+
+    Args:
+        module: The module.
+        path: Where in the module this object stands.
+    """
+
+    def __init__(self, module: nn.Module, path: str = "") -> None:
+        self._module, self._path = module, path
+
+    def __getattr__(self, name: str) -> Any:
+        path = f"{self._path}.{name}" if self._path else name
+        found = lookup(self._module, path)
+        if not isinstance(found, Tensor):
+            return _Anything(self._module, path)
+        if not found.is_floating_point():  # a table of indices: any other one would be a guess
+            return found
+        generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
+        return torch.randn(found.shape, generator=generator, dtype=torch.float64)
 
 
 def local_maps(
@@ -49,7 +73,7 @@ def local_maps(
         xs[place] = from_cells(start, shape)
         with torch.no_grad():
             y = to_cells(node.bind(module)(*xs), cells).transpose(0, 1)  # (m_out, m_in, *cells)
-        found.append(_simplest(y, cells))
+        found.append(transfer(y, cells) if node.constants else _simplest(y, cells))
     return found
 
 
