@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from ldlt.errors import LdltError, OptionError, ShapeError, SlopeError
 
 __all__ = [
+    "CALLS",
     "ELEMENTWISE",
     "MIN_RELATIVE_RADIUS",
     "Abs",
@@ -430,6 +431,7 @@ _JOINT: dict[type[nn.Module], Callable[[Any], int]] = {
     GroupSort: lambda module: module.group_size,
     MaxMin: lambda module: 2,
     WindowSort: lambda module: math.prod(module.window),
+    nn.Softmax: lambda module: 0,
 }
 
 _LOGITS = "let the network end in logits and apply it outside of the certified map, as part of the loss"
@@ -439,7 +441,6 @@ _REFUSED: dict[type[nn.Module], str] = {
     nn.LogSoftmax: f"mixes the entries along a dimension; {_LOGITS}",
     nn.MultiheadAttention: "mixes tokens with weights that depend on them, and is not Lipschitz; "
     "mix tokens by linear maps, with elementwise activations between them",
-    nn.Softmax: f"mixes the entries along a dimension; {_LOGITS}",
     nn.Softmax2d: f"mixes the channels; {_LOGITS}",
     nn.Softmin: f"mixes the entries along a dimension; {_LOGITS}",
 }
@@ -506,7 +507,7 @@ def slope_bounds(module: nn.Module) -> tuple[float, float]:
         if _find(module, _JOINT):
             raise SlopeError(
                 f"{type(module).__name__} is a joint nonlinearity: it is 1-Lipschitz over a group of entries "
-                "but has no slope bounds entry by entry; sector() describes it (center 0, radius 1, group)"
+                "but has no slope bounds entry by entry; sector() describes it (center, radius, group)"
             )
         raise _unknown(module)
     bounds = _BOUNDS[cls](module)
@@ -572,8 +573,9 @@ class Sector:
     Attributes:
         center: c, a float or a tensor with one element or one per channel.
         radius: r > 0, likewise.
-        group: None if the constraint holds entry by entry, else the number g of entries over which it holds jointly
-            (then c = 0 and r = 1); :func:`mixed` says which ones they are.
+        group: None if the constraint holds entry by entry, else the number g of entries over which it holds jointly (0:
+            all along a dimension); :func:`mixed` says which ones they are. Sorting has c = 0 and r = 1. Softmax is the
+            gradient of a convex function whose curvature is at most 1/2, so that c = r = 1/4.
     """
 
     center: Tensor | float
@@ -609,6 +611,8 @@ def sector(module: nn.Module, size: int | None = None) -> Sector:
     joint = _find(module, _JOINT)
     if joint is not None:
         group = _JOINT[joint](module)
+        if joint is nn.Softmax:
+            return Sector(0.25, 0.25, group)
         if size is not None and joint is not WindowSort and size % group:
             raise ShapeError(f"{joint.__name__} sorts groups of {group}, which do not divide {size} entries")
         return Sector(0.0, 1.0, group)
@@ -641,7 +645,13 @@ def mixed(module: nn.Module, shape: tuple[int, ...]) -> Tensor | None:
     if joint is None:
         return None
     labels = torch.arange(math.prod(shape)).reshape(shape)
-    if joint is WindowSort:
+    if joint is nn.Softmax:
+        dim = module.dim
+        if not isinstance(dim, int) or not -len(shape) <= dim <= len(shape) or dim == 0:
+            raise SlopeError(f"Softmax(dim={dim!r}) must act along a dimension behind the batch; name it")
+        dim = dim - 1 if dim > 0 else dim
+        labels = labels.index_select(dim, torch.zeros(shape[dim], dtype=torch.long))
+    elif joint is WindowSort:
         window = module.window
         assert isinstance(window, tuple)
         for d, w in enumerate(window, 1):
@@ -682,7 +692,7 @@ def _along(cls: type[nn.Module]) -> Callable[..., nn.Module]:
 
 
 # Name of a function or method -> what to call with the arguments behind its input; most classes take them.
-_CALLS: dict[str, Callable[..., nn.Module]] = {
+CALLS: dict[str, Callable[..., nn.Module]] = {
     "abs": Abs,
     "absolute": Abs,
     "arctan": Atan,
@@ -725,9 +735,9 @@ _CALLS: dict[str, Callable[..., nn.Module]] = {
 
 
 def _call_targets() -> dict[Any, str]:
-    """Map each function of PyTorch and each method name of ``_CALLS``, or its in-place form, to its name."""
+    """Map each function of PyTorch and each method name of ``CALLS``, or its in-place form, to its name."""
     targets: dict[Any, str] = {builtins.abs: "abs", operator.abs: "abs"}
-    for name in _CALLS:
+    for name in CALLS:
         for form in (name, f"{name}_"):
             found = (getattr(space, form, None) for space in (torch, F, torch.special, torch._C._nn))
             targets.update({function: form for function in found if function is not None})
@@ -753,7 +763,7 @@ def _build(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
                 "fixed; use numbers, or torch.nn.PReLU for a learned slope"
             )
     try:
-        module = _CALLS[name](*args, **options)
+        module = CALLS[name](*args, **options)
     except LdltError:
         raise
     except (AssertionError, TypeError, ValueError) as error:

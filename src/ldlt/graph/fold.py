@@ -1,0 +1,75 @@
+"""The one walk over a graph: a fold with an algebra, which says what each kind of node does to values of its type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from ldlt.graph.nodes import Activation, Affine, Graph, Input, Node, Tensors, Wire, lookup
+
+__all__ = ["Algebra", "evaluate", "fold"]
+
+T = TypeVar("T")
+
+
+class Algebra(Protocol[T]):
+    """What a walk computes."""
+
+    def input(self, node: Input) -> T:
+        """The value of the input."""
+
+    def wire(self, node: Wire, parents: Sequence[T]) -> T:
+        """A linear operation, with the constant that a sum may add."""
+
+    def affine(self, node: Affine, parent: T) -> T:
+        """A free affine map."""
+
+    def activation(self, node: Activation, parent: T) -> T:
+        """An activation."""
+
+
+def fold(graph: Graph, algebra: Algebra[T]) -> dict[str, T]:
+    """The values of all nodes by name, in topological order."""
+    values: dict[str, T] = {}
+    for node in graph.nodes:
+        values[node.name] = visit(node, [values[p] for p in node.parents], algebra)
+    return values
+
+
+def visit(node: Node, parents: Sequence[T], algebra: Algebra[T]) -> T:
+    """The value of one node from those of its parents."""
+    if isinstance(node, Input):
+        return algebra.input(node)
+    if isinstance(node, Affine):
+        return algebra.affine(node, parents[0])
+    if isinstance(node, Activation):
+        return algebra.activation(node, parents[0])
+    assert isinstance(node, Wire)
+    return algebra.wire(node, parents)
+
+
+class _Forward:
+    """Batches of values, with the tensors that the module has now."""
+
+    def __init__(self, module: nn.Module, tensors: Tensors, x: Tensor) -> None:
+        self.module, self.tensors, self.x = module, tensors, x
+
+    def input(self, node: Input) -> Tensor:
+        return self.x
+
+    def wire(self, node: Wire, parents: Sequence[Tensor]) -> Tensor:
+        return node.bind(self.tensors)(*parents)
+
+    def affine(self, node: Affine, parent: Tensor) -> Tensor:
+        bias = None if node.bias is None else self.tensors(node.bias)
+        return node.apply(parent, self.tensors(node.weight), bias)
+
+    def activation(self, node: Activation, parent: Tensor) -> Tensor:
+        return node.apply(self.module, parent.clone())  # it may work in place
+
+
+def evaluate(graph: Graph, module: nn.Module, x: Tensor) -> Tensor:
+    """The output of the graph for a batch, with the parameters and constants that the module has now."""
+    return fold(graph, _Forward(module, graph.tensors(module), x))[graph.output]

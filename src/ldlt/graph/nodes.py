@@ -1,0 +1,388 @@
+"""The graph that every module is turned into: an input, linear operations, free affine maps, activations.
+
+A :class:`Graph` is plain data (it can be pickled and deep-copied). It names operations as ATen does and tensors by
+their paths in the user's module; the tensors themselves stay there, and are read when the graph is run, through
+:meth:`Graph.tensors`. Shapes never include the batch dimension, which is always the first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ldlt.convolution import FrozenSpec, Spec
+
+__all__ = [
+    "BATCH",
+    "Activation",
+    "Affine",
+    "Attr",
+    "Constant",
+    "Convolution",
+    "Graph",
+    "Input",
+    "Node",
+    "Ref",
+    "Tensors",
+    "Wire",
+    "attributes",
+    "index_map",
+    "lookup",
+    "resolve",
+]
+
+Tensors = Callable[[str], Tensor]
+"""What gives the tensors of a graph by their paths."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Place of the i-th parent in an argument template."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Attr:
+    """Place of a tensor in an argument template: of the user's module, or a :class:`Constant` of the graph."""
+
+    path: str
+
+
+class _Batch:
+    """Place of the batch size in an argument template."""
+
+    def __reduce__(self) -> str:
+        return "BATCH"
+
+    def __repr__(self) -> str:
+        return "BATCH"
+
+
+BATCH = _Batch()
+
+
+@lru_cache(maxsize=None)
+def resolve(target: str) -> Callable[..., Any]:
+    """The operation of a name such as ``"aten.add.Tensor"``."""
+    found: Any = operator.attrgetter(target)(torch.ops)
+    return found  # type: ignore[no-any-return]
+
+
+def _fill(arg: Any, parents: tuple[Tensor, ...], tensors: Tensors, like: Tensor | None) -> Any:
+    """An argument template with values in their places; constants in the precision and on the device of ``like``."""
+    if isinstance(arg, Ref):
+        return parents[arg.index]
+    if isinstance(arg, Attr):
+        found = tensors(arg.path)
+        if like is None:
+            return found
+        return found.to(like) if found.is_floating_point() else found.to(like.device)
+    if arg is BATCH:
+        return parents[0].shape[0]
+    if isinstance(arg, (tuple, list)):
+        return [_fill(a, parents, tensors, like) for a in arg]
+    return arg
+
+
+def attributes(*templates: Any) -> Iterator[str]:
+    """Paths of the tensors that argument templates read, with repetitions."""
+    for arg in templates:
+        if isinstance(arg, Attr):
+            yield arg.path
+        elif isinstance(arg, (tuple, list)):
+            yield from attributes(*arg)
+        elif isinstance(arg, Mapping):
+            yield from attributes(*arg.values())
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that is computed from tensors of the module alone: ``weight * mask``, a parametrised weight.
+
+    Attributes:
+        target: The ATen operation; empty for a tensor that the module's forward function made, in ``value``.
+        args: Positional arguments, with :class:`Attr` in the place of tensors.
+        kwargs: Keyword arguments, likewise.
+        select: Which element of a tuple result it is.
+        value: The tensor, if there is no operation.
+    """
+
+    target: str = ""
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    select: int | None = None
+    value: Tensor | None = field(default=None, compare=False)
+
+    def make(self, tensors: Tensors) -> Tensor:
+        """The tensor."""
+        if self.value is not None:
+            return self.value
+        args = [_fill(a, (), tensors, None) for a in self.args]
+        result = resolve(self.target)(*args, **{k: _fill(v, (), tensors, None) for k, v in self.kwargs})
+        found: Tensor = result if self.select is None else result[self.select]
+        return found
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value of the graph.
+
+    Attributes:
+        name: Its name: the path of the layer that computes it, or that of its operation.
+        shape: Feature shape.
+        parents: Names of the values it is made from.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parents: tuple[str, ...]
+
+    @property
+    def features(self) -> int:
+        """Number of features."""
+        return int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True)
+class Input(Node):
+    """The input ``x``."""
+
+
+@dataclass(frozen=True)
+class Wire(Node):
+    """An operation that is linear in its parents, up to a constant that a ``"sum"`` may add.
+
+    Attributes:
+        target: The ATen operation, ``"aten.view.default"``.
+        args: Positional arguments with :class:`Ref`, :class:`Attr` and ``BATCH`` in the place of values.
+        kwargs: Keyword arguments, likewise.
+        select: Which element of a tuple result (``split``, ``unbind``) this is.
+        role: ``"sum"`` (``scales`` gives the weight of each parent; all have the shape of the result), ``"order"`` (same
+            features in the same order, another shape), ``"rearrange"`` (features are moved, dropped or repeated, not
+            mixed), ``"linear"`` (anything else that is linear).
+        scales: Weights of the parents for ``"sum"``.
+    """
+
+    target: str = ""
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    select: int | None = None
+    role: str = "linear"
+    scales: tuple[float, ...] = ()
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation without its overload, the key of the table of operations."""
+        return self.target.split(".")[1]
+
+    @property
+    def constants(self) -> list[str]:
+        """Paths of the tensors it reads besides its parents."""
+        return list(attributes(self.args, dict(self.kwargs)))
+
+    def bind(self, tensors: Tensors) -> Callable[..., Tensor]:
+        """The function ``batches -> batch``; constants come in the precision and on the device of the first batch."""
+
+        def run(*parents: Tensor) -> Tensor:
+            if self.role == "order":
+                return parents[0].reshape(parents[0].shape[0], *self.shape)
+            args = [_fill(a, parents, tensors, parents[0]) for a in self.args]
+            kwargs = {k: _fill(a, parents, tensors, parents[0]) for k, a in self.kwargs}
+            result = resolve(self.target)(*args, **kwargs)
+            found: Tensor = result if self.select is None else result[self.select]
+            return found
+
+        return run
+
+    def linear(self, tensors: Tensors) -> Callable[..., Tensor]:
+        """As :meth:`bind`, without the constant that a sum may add."""
+        if self.role != "sum":
+            return self.bind(tensors)
+
+        def run(*parents: Tensor) -> Tensor:
+            total = self.scales[0] * parents[0]
+            for scale, parent in zip(self.scales[1:], parents[1:], strict=True):
+                total = total + scale * parent
+            return total
+
+        return run
+
+
+@dataclass(frozen=True)
+class Affine(Node):
+    """``W y + b`` with a free matrix: ``weight`` and ``bias`` are paths of the user's module."""
+
+    weight: str = ""
+    bias: str | None = None
+
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What the layer computes for a batch."""
+        return F.linear(x, weight, bias)
+
+    def matrix(self, weight: Tensor, graph: Graph, exact: bool = False) -> Tensor:
+        """The map as a matrix (features of the output, features of the input).
+
+        With ``exact``, every entry is one of the weight's; a map that is not of this kind is refused.
+        """
+        return weight
+
+
+@dataclass(frozen=True)
+class Convolution(Affine):
+    """A free affine map that is a convolution.
+
+    Attributes:
+        spec: What the layer computes.
+        kernel: Size of its kernel.
+    """
+
+    spec: Spec | FrozenSpec = field(kw_only=True)
+    kernel: tuple[int, ...] = ()
+
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: D102
+        return self.spec.run(x, weight, bias)
+
+    def matrix(self, weight: Tensor, graph: Graph, exact: bool = False) -> Tensor:  # noqa: D102
+        return self.spec.unrolled(weight, graph[self.parents[0]].shape, exact)
+
+
+@dataclass(frozen=True)
+class Activation(Node):
+    """``σ(v)``.
+
+    Attributes:
+        module: A parameter-free activation, or None if it is a submodule of the user's module.
+        path: Path of that submodule (it may have parameters: PReLU).
+    """
+
+    module: nn.Module | None = None
+    path: str | None = None
+
+    def resolve(self, root: nn.Module) -> nn.Module:
+        """The activation as a module."""
+        return self.module if self.path is None else lookup(root, self.path)  # type: ignore[return-value]
+
+    def apply(self, root: nn.Module, x: Tensor) -> Tensor:
+        """Its value for a batch, without the hooks of the module, which are operations of the graph."""
+        found: Tensor = self.resolve(root).forward(x)
+        return found
+
+
+def lookup(root: Any, path: str) -> Any:
+    """Find what a dotted path names in a module."""
+    return operator.attrgetter(path)(root)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An acyclic graph in topological order.
+
+    Attributes:
+        nodes: The values.
+        output: Name of the output value.
+        constants: Tensors that are computed from those of the module, by the path that :class:`Attr` names.
+    """
+
+    nodes: tuple[Node, ...]
+    output: str
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Node:
+        return self.index[name]
+
+    @cached_property
+    def index(self) -> dict[str, Node]:
+        """Nodes by name."""
+        return {n.name: n for n in self.nodes}
+
+    @cached_property
+    def input(self) -> Input:
+        """The input node."""
+        return next(n for n in self.nodes if isinstance(n, Input))
+
+    @cached_property
+    def activations(self) -> list[Activation]:
+        """Activation nodes in topological order."""
+        return [n for n in self.nodes if isinstance(n, Activation)]
+
+    @cached_property
+    def affines(self) -> list[Affine]:
+        """Free affine maps in topological order."""
+        return [n for n in self.nodes if isinstance(n, Affine)]
+
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether some free map is a convolution: channels then share multipliers over positions."""
+        return any(isinstance(n, Convolution) for n in self.nodes)
+
+    def tensors(self, source: nn.Module | Mapping[str, Tensor] | Tensors) -> Tensors:
+        """What gives the tensors of the graph: those of a module as they are now, and constants computed from them.
+
+        Constants are computed once, in the precision of the tensors they come from. Do not keep it beyond a pass.
+
+        Args:
+            source: The module, its tensors by path, or a function of the path.
+        """
+        if isinstance(source, nn.Module):
+            read: Tensors = lambda path: lookup(source, path)  # noqa: E731
+        elif isinstance(source, Mapping):
+            read = source.__getitem__
+        else:
+            read = source
+        made: dict[str, Tensor] = {}
+
+        def get(path: str) -> Tensor:
+            constant = self.constants.get(path)
+            if constant is None:
+                return read(path)
+            if path not in made:
+                made[path] = constant.make(get)
+            return made[path]
+
+        return get
+
+    def sources(self, path: str) -> set[str]:
+        """Paths of the tensors of the module that a tensor of the graph is computed from."""
+        constant = self.constants.get(path)
+        if constant is None:
+            return {path}
+        return {p for a in attributes(constant.args, dict(constant.kwargs)) for p in self.sources(a)}
+
+    def pruned(self) -> Graph:
+        """Without the values and constants the output does not depend on."""
+        needed = {self.output}
+        for n in reversed(self.nodes):
+            if n.name in needed:
+                needed.update(n.parents)
+        nodes = tuple(n for n in self.nodes if n.name in needed or isinstance(n, Input))
+        waiting = [p for n in nodes if isinstance(n, Wire) for p in n.constants]
+        read: set[str] = set()
+        while waiting:
+            path = waiting.pop()
+            if path in self.constants and path not in read:
+                read.add(path)
+                waiting += attributes(self.constants[path].args, dict(self.constants[path].kwargs))
+        return Graph(nodes, self.output, {p: c for p, c in self.constants.items() if p in read})
+
+
+def index_map(graph: Mapping[str, Node], wire: Wire, tensors: Tensors) -> Tensor:
+    """Run a rearranging operation on labels of its parents' features; one label per feature of the result.
+
+    The features of all parents are counted through, in the order of the parents.
+    """
+    labels, start = [], 0
+    for name in wire.parents:
+        parent = graph[name]
+        index = torch.arange(start, start + parent.features, dtype=torch.float64)
+        labels.append(index.reshape(1, *parent.shape))
+        start += parent.features
+    with torch.no_grad():
+        return wire.bind(tensors)(*labels).reshape(-1).long()
