@@ -25,17 +25,17 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from ldlt import activations
 from ldlt.convolution import Spec
 from ldlt.errors import OptionError
-from ldlt.graph import Activation, Affine, Convolution, Graph
-from ldlt.trace import symbolic_trace
+from ldlt.graph import Activation, Affine, Convolution, Graph, lookup
+from ldlt.graph.fold import Forward, visit
 
 if TYPE_CHECKING:
     from ldlt.network import Lipschitz
@@ -156,27 +156,29 @@ def _place_for(module: nn.Module, spread: float, depth: int) -> float:
     return float(means[good][np.abs(means[good]).argmin()])
 
 
-class _Placer(fx.Interpreter):
-    """Runs a plain copy of the module and moves the biases of each activation's input when it is reached."""
+class _Placer:
+    """Runs the graph and moves the biases of each activation's input when it is reached."""
 
-    def __init__(self, net: Lipschitz, plain: nn.Module, placing: float) -> None:
-        super().__init__(symbolic_trace(plain), garbage_collect_values=False)
-        self.net, self.plain, self.placing = net, plain, placing
+    def __init__(self, net: Lipschitz, placing: float) -> None:
+        self.net, self.placing = net, placing
         self.groups: dict[str, list[Group]] = {}
         for group in net.plan.groups.values():
             self.groups.setdefault(group.node, []).append(group)
         self.depth = depth_of(net.graph)
 
-    def run_node(self, n: fx.Node) -> Any:
-        if n.name in self.groups:
-            source = n.args[0] if n.args else next(iter(n.kwargs.values()))
-            assert isinstance(source, fx.Node)
-            value = self.env[source]
-            flat = value.reshape(value.shape[0], -1).clone()  # (samples, features)
-            for group in self.groups[n.name]:
-                self._shift(group, flat)
-            self.env[source] = flat.reshape(value.shape)
-        return super().run_node(n)
+    def run(self, x: Tensor) -> None:
+        graph, explicit = self.net.graph, self.net.explicit()
+        tensors = graph.tensors(lambda path: explicit[path] if path in explicit else lookup(self.net.module, path))
+        forward = Forward(self.net.module, tensors, x)
+        values: dict[str, Tensor] = {}
+        for node in graph.nodes:
+            if node.name in self.groups:
+                (source,) = node.parents
+                flat = values[source].flatten(1).clone()  # (samples, features)
+                for group in self.groups[node.name]:
+                    self._shift(group, flat)
+                values[source] = flat.reshape(values[source].shape)
+            values[node.name] = visit(node, [values[p] for p in node.parents], forward)
 
     def _shift(self, group: Group, flat: Tensor) -> None:
         node = self.net.graph[group.node]
@@ -205,8 +207,8 @@ class _Placer(fx.Interpreter):
             else:
                 step = delta / term.scale
             flat[:, rows] = v + delta
-            for module in (self.plain, self.net.module):
-                module.get_parameter(bias)[where] += step.to(module.get_parameter(bias))
+            parameter = self.net.module.get_parameter(bias)
+            parameter[where] += step.to(parameter)
             return
 
 
@@ -217,4 +219,4 @@ def _place(net: Lipschitz, placing: float) -> None:
         if affine.bias is not None:
             net.module.get_parameter(affine.bias).zero_()
     x = torch.randn(_PROBE, *net.input_shape, dtype=like.dtype, device=like.device)
-    _Placer(net, net.plain(net.explicit()).eval(), placing).run(x)
+    _Placer(net, placing).run(x)

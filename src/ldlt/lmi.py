@@ -115,7 +115,7 @@ def from_graph(
             elif node.role == "order":
                 values[node.name] = parents[0].reshape(total, *node.shape)
             else:
-                values[node.name] = node.bind(module)(*parents)
+                values[node.name] = node.bind(graph.tensors(module))(*parents)
     y = gain * values[graph.output].reshape(total, -1)
     scale = float(torch.linalg.matrix_norm(form, 2))
     form -= y @ y.T

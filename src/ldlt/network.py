@@ -26,7 +26,7 @@ from ldlt.plan import Group, Plan, make_plan
 from ldlt.precision import full_precision
 from ldlt.scalars import bounded, positive, unbounded
 from ldlt.sweep import Blueprint, Explicit, Free, sweep
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 
 if TYPE_CHECKING:
     from ldlt.certificates.certificate import Certificate

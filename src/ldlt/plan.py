@@ -206,7 +206,7 @@ def _moved(graph: Graph, node: Wire, known: dict[str, _Origin], module: nn.Modul
                     terms[name] = (index, factor * scale)
         return _Origin(terms, fixed)
     sizes = [graph[p].features for p in node.parents]
-    source = index_map(graph.index, node, module)
+    source = index_map(graph.index, node, graph.tensors(module))
     names = list(dict.fromkeys(a for o in parents for a in o.terms))
     terms = {}
     for name in names:
@@ -250,7 +250,7 @@ def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
         return (value,)
     if sum(graph[p].features for p in node.parents) != node.features:
         return (value,)
-    moved = index_map(graph.index, node, module)
+    moved = index_map(graph.index, node, graph.tensors(module))
     if not bool((moved == torch.arange(node.features)).all()):
         return (value,)
     parts = tuple(m for p in node.parents for m in _members(graph, p, module))

@@ -53,7 +53,7 @@ from ldlt.errors import GraphError, OptionError, ShapeError
 from ldlt.evaluation import evaluating
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
 from ldlt.network import Lipschitz
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 
 __all__ = ["ACCURACY", "forward_error"]
 
@@ -222,7 +222,7 @@ class _Evaluation(Network):
         if node.role == "sum":
             return [float(self._scale(node, s).magnitude) for s in node.scales]
         if node.role == "rearrange":  # a feature that is repeated c times counts √c times
-            source = index_map(self.graph.index, node, self.module).cpu().numpy()
+            source = index_map(self.graph.index, node, self.graph.tensors(self.module)).cpu().numpy()
             ends = np.cumsum([0, *(self.graph[p].features for p in node.parents)])
             counts = np.bincount(source, minlength=int(ends[-1]))
             parts = [counts[a:b].max(initial=0) for a, b in pairwise(ends)]
@@ -235,7 +235,7 @@ class _Evaluation(Network):
             return None
         zeros = [torch.zeros(1, *self.graph[p].shape, dtype=torch.float64) for p in node.parents]
         with torch.no_grad():
-            constant = node.bind(self.module)(*zeros).detach().cpu().double().reshape(-1, 1).numpy()
+            constant = node.bind(self.graph.tensors(self.module))(*zeros).detach().cpu().double().reshape(-1, 1).numpy()
         if not constant.any():
             return None
         factors = [float(a) for a in (*node.args, *(v for _, v in node.kwargs)) if isinstance(a, int | float)]

@@ -119,6 +119,7 @@ class _Run:
         self.batch, self.watch = batch, watch
         self.watched: Tensor | None = None
         self.graph, self.plan = blueprint.graph, blueprint.plan
+        self.tensors = self.graph.tensors(module)
         source = self.graph.input
         self.state = Elimination(source.name, source.shape, free.bound, blueprint.contraction.unit, self.plan.cells)
         self.weights: dict[str, Tensor] = {}  # parameter name -> explicit matrix so far
@@ -150,7 +151,7 @@ class _Run:
             elif cells is not None:
                 gen = self._rewire(node, parents, cells)
             else:
-                run = node.bind(self.module)
+                run = node.linear(self.tensors)
                 sizes = moved_sizes if node.role == "rearrange" else any_sizes
                 gen = linear(run, parents, node.shape, sizes(run, parents))
         self.state.live[name] = gen
@@ -167,7 +168,7 @@ class _Run:
         assert layout is not None
         maps = self.blueprint.wiring.get((node.name, cells))
         if maps is None:
-            maps = local_maps(node, self.module, [self.graph[p].shape for p in node.parents], cells)
+            maps = local_maps(node, self.tensors, [self.graph[p].shape for p in node.parents], cells)
             if not node.constants:  # what depends on a tensor of the module is made anew in every pass
                 self.blueprint.wiring[node.name, cells] = maps
         like = self.free.bound
@@ -183,7 +184,7 @@ class _Run:
         assert isinstance(node, Wire)
         parents = [self.state.live[p] for p in node.parents]
         shapes = [self.graph[p].shape for p in node.parents]
-        gen = reduced(node.bind(self.module), parents, shapes, node.shape, self.state.noise)
+        gen = reduced(node.bind(self.tensors), parents, shapes, node.shape, self.state.noise)
         self.state.keep([v for v in step.live if v != step.name])
         self.state.coarsen(None)
         gen.sizes = self.state.sizes

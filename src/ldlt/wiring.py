@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ldlt.convolution import commutes
-from ldlt.graph import Convolution, Graph, Node, Wire, lookup
+from ldlt.graph import Convolution, Graph, Node, Tensors, Wire, lookup
 from ldlt.grid import Cells, from_cells, impulses, local, meet, natural, to_cells, transfer
 
 __all__ = ["local_maps", "node_cells"]
@@ -25,35 +24,26 @@ def node_cells(graph: Graph, module: nn.Module, node: Node) -> Cells:
     cells = natural(node.shape)
     for shape in parents:
         cells = meet(cells, natural(shape))
-    if isinstance(node, Wire) and not commutes(node.bind(_Anything(module)), cells, parents):
+    if isinstance(node, Wire) and not commutes(node.bind(graph.tensors(_anything(module))), cells, parents):
         return None
     return cells
 
 
-class _Anything:
-    """The tensors of a module with other numbers: whether an operation commutes must not depend on what they are now.
+def _anything(module: nn.Module) -> Callable[[str], Tensor]:
+    """The tensors of a module with other numbers: whether an operation commutes must not depend on what they are now."""
 
-    Args:
-        module: The module.
-        path: Where in the module this object stands.
-    """
-
-    def __init__(self, module: nn.Module, path: str = "") -> None:
-        self._module, self._path = module, path
-
-    def __getattr__(self, name: str) -> Any:
-        path = f"{self._path}.{name}" if self._path else name
-        found = lookup(self._module, path)
-        if not isinstance(found, Tensor):
-            return _Anything(self._module, path)
+    def read(path: str) -> Tensor:
+        found: Tensor = lookup(module, path)
         if not found.is_floating_point():  # a table of indices: any other one would be a guess
             return found
         generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
-        return torch.randn(found.shape, generator=generator, dtype=torch.float64)
+        return 0.5 + torch.rand(found.shape, generator=generator, dtype=torch.float64)
+
+    return read
 
 
 def local_maps(
-    node: Wire, module: nn.Module, shapes: Sequence[tuple[int, ...]], cells: tuple[int, ...]
+    node: Wire, tensors: Tensors, shapes: Sequence[tuple[int, ...]], cells: tuple[int, ...]
 ) -> list[Tensor]:
     """The maps of an operation that commutes with the grid, one per parent: what ``ldlt.generator.through`` takes.
 
@@ -61,7 +51,7 @@ def local_maps(
 
     Args:
         node: The operation.
-        module: The user's module, for its constants.
+        tensors: Gives its constants.
         shapes: Shapes of the parents.
         cells: The grid.
     """
@@ -72,7 +62,7 @@ def local_maps(
         xs = [torch.zeros(count, *s, dtype=torch.float64) for s in shapes]
         xs[place] = from_cells(start, shape)
         with torch.no_grad():
-            y = to_cells(node.bind(module)(*xs), cells).transpose(0, 1)  # (m_out, m_in, *cells)
+            y = to_cells(node.bind(tensors)(*xs), cells).transpose(0, 1)  # (m_out, m_in, *cells)
         found.append(transfer(y, cells) if node.constants else _simplest(y, cells))
     return found
 

@@ -42,7 +42,7 @@ from ldlt.errors import CertificateError, LdltError
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz
 from ldlt.onnx.reader import read_onnx
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 
 __all__ = ["CERTIFIED", "NOT_CERTIFIED", "Certificate", "freeze_certified", "issue", "issue_built", "verify"]
 

@@ -25,7 +25,7 @@ from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError, Un
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 
 __all__ = ["METHODS", "certify"]
 

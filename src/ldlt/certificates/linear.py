@@ -148,7 +148,7 @@ class Network:
         return _total([{b: m @ v for b, v in p.items()} for m, p in zip(matrices, parents, strict=True)])
 
     def _rearrange(self, node: Wire, parents: list[Blocks]) -> Blocks:
-        source = index_map(self.graph.index, node, self.module).cpu().numpy()
+        source = index_map(self.graph.index, node, self.graph.tensors(self.module)).cpu().numpy()
         counts = [self.graph[p].features for p in node.parents]
         if len(source) != node.features or source.min() < 0 or source.max() >= sum(counts):
             raise ShapeError(f"node '{node.name}' does not rearrange its inputs")
@@ -181,7 +181,7 @@ class Network:
             path = getattr(arg, "path", None)
             if path is not None:
                 self.tensor(path)  # refuses what is not finite
-        run = node.bind(self.module)
+        run = node.bind(self.graph.tensors(self.module))
         found = []
         for place, name in enumerate(node.parents):
             size = self.graph[name].features

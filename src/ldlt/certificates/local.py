@@ -147,5 +147,5 @@ def _wire(node: Wire, module: nn.Module, parents: list[_Form], graph: Graph) -> 
     elif node.target is None:
         nominal = node.scales[0] * parents[0].nominal
     else:  # with the constants that a sum may add
-        nominal = node.bind(module)(*(p.nominal for p in parents))
+        nominal = node.bind(graph.tensors(module))(*(p.nominal for p in parents))
     return _Form(nominal, push(node, module, [p.rows for p in parents], graph))

@@ -217,7 +217,7 @@ def push(node: Wire, module: nn.Module, parents: list[Rows], graph: Graph) -> Ro
     if node.role == "order":
         return {b: r.reshape(len(r), *node.shape) for b, r in parents[0].items()}
     found: Rows = {}
-    run: Callable[..., Tensor] | None = None if node.role == "sum" else node.bind(module)
+    run: Callable[..., Tensor] | None = None if node.role == "sum" else node.bind(graph.tensors(module))
     for b in blocks:
         if run is None:
             terms = [s * p[b] for s, p in zip(node.scales, parents, strict=True) if b in p]

@@ -23,7 +23,7 @@ from ldlt.certificates.certificate import Certificate
 from ldlt.certificates.certifier import certify
 from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.network import Lipschitz, sample_shape
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 
 __all__ = ["constrain"]
 

@@ -22,7 +22,7 @@ from ldlt.certificates.certificate import Certificate, issue
 from ldlt.certificates.optimise import DENSE_COORDINATES, bound_of, minimise
 from ldlt.certificates.problem import Problem
 from ldlt.errors import CertificateError, InfeasibleError
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 
 __all__ = ["certificate_of", "typical_constant"]
 

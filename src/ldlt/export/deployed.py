@@ -28,7 +28,7 @@ from ldlt.export.program import program_of
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.radius import certified_radius
 from ldlt.rounding import forward_error
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 
 __all__ = ["CLASSIFICATION", "REGRESSION", "Deployed", "Meaning", "deploy"]
 

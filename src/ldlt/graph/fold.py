@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ldlt.graph.nodes import Activation, Affine, Graph, Input, Node, Tensors, Wire, lookup
 
-__all__ = ["Algebra", "evaluate", "fold"]
+__all__ = ["Algebra", "Forward", "evaluate", "fold", "visit"]
 
 T = TypeVar("T")
 
@@ -50,8 +50,14 @@ def visit(node: Node, parents: Sequence[T], algebra: Algebra[T]) -> T:
     return algebra.wire(node, parents)
 
 
-class _Forward:
-    """Batches of values, with the tensors that the module has now."""
+class Forward:
+    """The algebra of batches of values.
+
+    Args:
+        module: The module, for its activations.
+        tensors: Gives the tensors of the graph.
+        x: The input.
+    """
 
     def __init__(self, module: nn.Module, tensors: Tensors, x: Tensor) -> None:
         self.module, self.tensors, self.x = module, tensors, x
@@ -72,4 +78,4 @@ class _Forward:
 
 def evaluate(graph: Graph, module: nn.Module, x: Tensor) -> Tensor:
     """The output of the graph for a batch, with the parameters and constants that the module has now."""
-    return fold(graph, _Forward(module, graph.tensors(module), x))[graph.output]
+    return fold(graph, Forward(module, graph.tensors(module), x))[graph.output]

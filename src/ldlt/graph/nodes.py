@@ -51,9 +51,15 @@ class Ref:
 
 @dataclass(frozen=True)
 class Attr:
-    """Place of a tensor in an argument template: of the user's module, or a :class:`Constant` of the graph."""
+    """Place of a tensor in an argument template: of the user's module, or a :class:`Constant` of the graph.
+
+    Attributes:
+        path: Its path.
+        spread: Whether its first dimension is that of the batch, along which it is the same.
+    """
 
     path: str
+    spread: bool = False
 
 
 class _Batch:
@@ -84,6 +90,8 @@ def _fill(arg: Any, parents: tuple[Tensor, ...], tensors: Tensors, like: Tensor 
         found = tensors(arg.path)
         if like is None:
             return found
+        if arg.spread:
+            found = found.expand(like.shape[0], *found.shape[1:])
         return found.to(like) if found.is_floating_point() else found.to(like.device)
     if arg is BATCH:
         return parents[0].shape[0]

@@ -483,7 +483,7 @@ register_operation("clone alias detach contiguous lift_fresh_copy _to_copy to dr
 register_operation(
     "view reshape _unsafe_view flatten unflatten squeeze unsqueeze permute transpose t mT swapaxes swapdims movedim "
     "select slice narrow split split_with_sizes chunk tensor_split unbind index_select index flip roll rot90 "
-    "cat concat concatenate stack hstack vstack dstack column_stack unfold diagonal pixel_shuffle pixel_unshuffle "
+    "unfold diagonal pixel_shuffle pixel_unshuffle "
     "channel_shuffle native_channel_shuffle expand expand_as repeat tile repeat_interleave broadcast_to "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d "
     "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
@@ -498,6 +498,7 @@ register_operation("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"
 register_operation("_adaptive_avg_pool2d _adaptive_avg_pool3d", mixes, 1)
 register_operation("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d", mixes)
 
+register_operation("cat concat concatenate stack hstack vstack dstack column_stack", _affine, 0)
 register_operation("slice_scatter select_scatter copy", _affine, 0)
 register_operation("where", _where, 0)
 register_operation("masked_fill", _masked_fill, 0)

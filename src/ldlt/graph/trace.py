@@ -431,7 +431,9 @@ class Reader:
                 )
             if isinstance(value, (int, float, bool)):
                 return value
-            return self.constant(arg)
+            first = value.shape[0] if isinstance(value, Tensor) and value.ndim else None
+            spread = isinstance(first, torch.SymInt) and parents is not None
+            return Attr(self.constant(arg).path, spread)
         if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise UnsupportedOpError(str(arg), "the size of the batch may appear in shapes only")
         if isinstance(arg, (tuple, list)):
@@ -472,6 +474,7 @@ class Reader:
 
     def keep(self, path: str, constant: Constant) -> Attr:
         """Add a constant to the graph."""
+        path = path if path.startswith("=") else f"={path}"  # no path of a module starts like that
         unique, again = path, 0
         while unique in self.constants:
             again += 1
@@ -548,37 +551,36 @@ class Reader:
         parents: list[str] = []
         args = [self._template(a, parents) for a in node.args]
         kwargs = tuple((k, self._template(v, parents)) for k, v in node.kwargs.items())
-        if kwargs and any(not isinstance(v, (int, float, str, bool, list)) for _, v in kwargs):
-            raise UnsupportedOpError(self.label(node), "write its arguments by place")
-        shifts = [i for i, a in enumerate(args) if isinstance(a, Attr) and i not in fixed]
-        shifts += [i for i in numbers if i < len(args) and isinstance(args[i], (int, float)) and args[i] != 0]
-        bad = [i for i, a in enumerate(args) if i in fixed and isinstance(a, Ref)]
-        if bad or not parents:
-            raise UnsupportedOpError(self.label(node), "it multiplies two functions of the input")
+        kwargs = tuple((k, v) for k, v in kwargs if k not in ("memory_format", "device", "pin_memory"))
         label, shape, target = self.label(node), self.shape(node), str(node.target)
-        if not shifts:
-            wire = Wire(label, shape, tuple(parents), target, tuple(args), kwargs, role=role)
-            return self.add(node, self._ordered(wire))
-        like = next((a for a in args if isinstance(a, Attr) and self._real(a)), None)
+        if not parents or any(_holds(args[i], Ref) for i in fixed if i < len(args)) or _holds(dict(kwargs), (Ref, Attr)):
+            raise UnsupportedOpError(label, "it multiplies two functions of the input, or names its tensors")
+        places = [i for i, a in enumerate(args) if i not in fixed and _holds(a, Attr)]
+        places += [i for i in numbers if i < len(args) and isinstance(args[i], (int, float)) and args[i] != 0]
+        if not places:
+            self.add(node, self._ordered(Wire(label, shape, tuple(parents), target, tuple(args), kwargs, role=role)))
+            return
+        like = next((a for a in _members(args) if isinstance(a, Attr) and self._real(a)), None)
 
-        def zeros(shape: Sequence[int]) -> Attr:
+        def none(arg: Any) -> Any:
+            if not isinstance(arg, Attr):
+                return 0.0 if isinstance(arg, (int, float)) else arg
+            return Attr(self.keep(f"{label}.none", Constant("aten.zeros_like.default", (arg,))).path, arg.spread)
+
+        def zeros(arg: Any) -> Any:
+            if not isinstance(arg, Ref):
+                return 1 if arg is BATCH else arg
+            shape = [1, *self.nodes[parents[arg.index]].shape]
             if like is None:
-                return self.keep(f"{label}.zeros", Constant("aten.full.default", (list(shape), 0.0)))
-            return self.keep(f"{label}.zeros", Constant("aten.new_zeros.default", (like, list(shape))))
+                return self.keep(f"{label}.zeros", Constant("aten.full.default", (shape, 0.0)))
+            return self.keep(f"{label}.zeros", Constant("aten.new_zeros.default", (like, shape)))
 
-        inner, outer = list(args), list(args)
-        for i in shifts:
-            drop = node.target in _BIASED and i == 2
-            inner[i] = None if drop else 0.0 if not isinstance(args[i], Attr) else self.keep(
-                f"{label}.none", Constant("aten.zeros_like.default", (args[i],))
-            )
-        for i, a in enumerate(args):
-            if isinstance(a, Ref):
-                outer[i] = zeros((1, *self.nodes[parents[a.index]].shape))
-        shift = self.keep(f"{label}.shift", Constant(target, tuple(_single(outer)), kwargs))
+        inner = [_map(none, a) if i in places else a for i, a in enumerate(args)]
+        if node.target in _BIASED:
+            inner[2] = None
+        shift = self.keep(f"{label}.shift", Constant(target, tuple(_map(zeros, a) for a in args), kwargs))
         first = self.put(Wire(f"{label}__map", shape, tuple(parents), target, tuple(inner), kwargs))
         self.add(node, Wire(label, shape, (first,), "aten.add.Tensor", (Ref(0), shift), role="sum", scales=(1.0,)))
-        return None
 
     def _real(self, attr: Attr) -> bool:
         return self._tensors(attr.path).is_floating_point()
@@ -611,18 +613,31 @@ class Reader:
 
 _BIASED = {
     torch.ops.aten.linear.default,
-    *(getattr(torch.ops.aten, f"conv{d}d").default for d in (1, 2, 3)),
-    *(getattr(torch.ops.aten, f"conv{d}d").padding for d in (1, 2, 3)),
-    *(getattr(torch.ops.aten, f"conv_transpose{d}d").__getattr__("default" if d == 1 else "input") for d in (1,)),
-    torch.ops.aten.conv_transpose2d.input,
-    torch.ops.aten.conv_transpose3d.input,
-}
+    *(getattr(packet, overload) for packet, overload in (
+        (getattr(torch.ops.aten, f"conv{t}{d}d"), o) for d in (1, 2, 3) for t in ("", "_transpose")
+        for o in getattr(torch.ops.aten, f"conv{t}{d}d").overloads()
+    )),
+}  # fmt: skip
 """Operations whose third argument is a bias that may be missing."""
 
 
-def _single(args: Sequence[Any]) -> list[Any]:
-    """Arguments for a batch of one."""
-    return [1 if a is BATCH else _single(a) if isinstance(a, (tuple, list)) else a for a in args]
+def _map(function: Callable[[Any], Any], arg: Any) -> Any:
+    """An argument template with a function applied to each of its members."""
+    return [_map(function, a) for a in arg] if isinstance(arg, (tuple, list)) else function(arg)
+
+
+def _members(arg: Any) -> Iterator[Any]:
+    if isinstance(arg, (tuple, list)):
+        for a in arg:
+            yield from _members(a)
+    elif isinstance(arg, dict):
+        yield from _members(list(arg.values()))
+    else:
+        yield arg
+
+
+def _holds(arg: Any, kinds: Any) -> bool:
+    return any(isinstance(a, kinds) for a in _members(arg))
 
 
 def _occurrences(node: fx.Node) -> list[fx.Node]:
