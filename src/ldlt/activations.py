@@ -46,6 +46,7 @@ __all__ = [
     "register",
     "sector",
     "slope_bounds",
+    "spread",
 ]
 
 Bounds = Callable[[Any], tuple[float, float]]
@@ -626,6 +627,22 @@ def sector(module: nn.Module, size: int | None = None) -> Sector:
     low, high = slope_bounds(module)
     scale = max(abs(low), abs(high)) or 1.0  # a constant has slopes 0 only; any radius will do
     return Sector((high + low) / 2.0, max((high - low) / 2.0, MIN_RELATIVE_RADIUS * scale))
+
+
+def spread(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Center and radius of an activation for every entry of its input, (features,) each, in float64.
+
+    Args:
+        module: An activation.
+        shape: Shape of its input, without the batch dimension.
+    """
+    found, features = sector(module), math.prod(shape)
+
+    def wide(value: Tensor | float) -> Tensor:
+        flat = torch.as_tensor(value, dtype=torch.float64).detach().reshape(-1, 1)
+        return flat.expand(-1, features // len(flat)).reshape(-1)
+
+    return wide(found.center), wide(found.radius)
 
 
 def mixed(module: nn.Module, shape: tuple[int, ...]) -> Tensor | None:

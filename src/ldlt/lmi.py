@@ -12,9 +12,9 @@ The network is ℓ-Lipschitz if ``Q ⪰ 0``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +22,22 @@ from torch import Tensor, nn
 
 from ldlt import activations
 from ldlt.block_ldlt import BlockFactors, block_ldlt
-from ldlt.circulant import CirculantWeight
-from ldlt.graph import Activation, Affine, Graph, Input, Wire
-from ldlt.grid import operator_norm
-
-if TYPE_CHECKING:
-    from ldlt.network import Lipschitz
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
 
 __all__ = ["BlockFactors", "MatrixInequality", "assemble", "block_ldlt", "from_graph", "residual"]
+
+
+class _Network(Protocol):
+    """What is asked of a network: see :class:`ldlt.Lipschitz`."""
+
+    graph: Any
+    module: nn.Module
+    bound: float
+    declared_bound: float
+
+    def explicit(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]: ...
+    def multipliers(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]: ...
+    def output_gain(self, dtype: torch.dtype | None = None) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -77,87 +85,76 @@ def from_graph(
     Args:
         graph: A traced graph.
         module: The module it was traced from (for its constants and activations).
-        weights: Explicit matrices by parameter name.
+        weights: Explicit matrices by parameter name; what has a method ``matrix`` is asked for it.
         multipliers: ``Λ`` by activation node, (features,).
         bound: ℓ.
         gain: Factor of the output.
     """
-    blocks = [graph.input, *graph.activations]
-    sizes = [b.features for b in blocks]
-    total = sum(sizes)
-    like = torch.zeros((), dtype=torch.float64)
-    unit = torch.eye(total, dtype=torch.float64)
-    own = dict(zip([b.name for b in blocks], unit.split(sizes, 1), strict=True))  # (N, size): coordinates of each block
-    values: dict[str, Tensor] = {}
-    form = torch.zeros(total, total, dtype=torch.float64)
-    for node in graph.nodes:
-        if isinstance(node, Input):
-            values[node.name] = own[node.name].reshape(total, *node.shape)
-            form += bound**2 * own[node.name] @ own[node.name].T
-        elif isinstance(node, Affine):
-            explicit = weights[node.weight].detach()
-            if isinstance(explicit, CirculantWeight):
-                matrix = explicit.matrix().double()
-            else:
-                matrix = node.matrix(explicit.double(), graph)
-            value = F.linear(values[node.parents[0]].flatten(1), matrix)
-            # A matrix may have other rows than the layer, such as one difference of two outputs; an image may not.
-            values[node.name] = value if len(node.shape) == 1 else value.reshape(total, *node.shape)
-        elif isinstance(node, Activation):
-            v, w = values[node.parents[0]].reshape(total, -1), own[node.name]
-            form += _constraint(node, module, v, w, multipliers[node.name].detach().double())
-            values[node.name] = w.reshape(total, *node.shape)
-        else:
-            assert isinstance(node, Wire)
-            parents = [values[p] for p in node.parents]
-            if node.role == "sum":
-                values[node.name] = sum(s * p for s, p in zip(node.scales, parents, strict=True)) + like
-            elif node.role == "order":
-                values[node.name] = parents[0].reshape(total, *node.shape)
-            else:
-                values[node.name] = node.bind(graph.tensors(module))(*parents)
-    y = gain * values[graph.output].reshape(total, -1)
-    scale = float(torch.linalg.matrix_norm(form, 2))
-    form -= y @ y.T
-    return MatrixInequality((form + form.T) / 2, tuple(b.name for b in blocks), tuple(sizes), scale)
+    form = _Form(graph, module, weights, multipliers, bound)
+    y = gain * fold(graph, form)[graph.output].reshape(form.total, -1)
+    scale = float(torch.linalg.matrix_norm(form.matrix, 2))
+    matrix = form.matrix - y @ y.T
+    return MatrixInequality((matrix + matrix.T) / 2, tuple(form.own), tuple(form.sizes), scale)
 
 
-def _constraint(node: Activation, module: nn.Module, v: Tensor, w: Tensor, multiplier: Tensor) -> Tensor:
-    """``2(‖w − cv‖²_Λ − r²‖v‖²_Λ)`` as a matrix, for v, w (N, features) in coordinates."""
-    sector = activations.sector(node.resolve(module))
+class _Form:
+    """Values as linear functions of ``z``, (N, *shape), and the form without its output term."""
 
-    def spread(value: Tensor | float) -> Tensor:
-        flat = torch.as_tensor(value, dtype=torch.float64).detach().reshape(-1, 1)
-        return flat.expand(-1, node.features // len(flat)).reshape(-1)
+    def __init__(
+        self,
+        graph: Graph,
+        module: nn.Module,
+        weights: Mapping[str, Tensor],
+        multipliers: Mapping[str, Tensor],
+        bound: float,
+    ) -> None:
+        self.graph, self.module, self.weights, self.multipliers = graph, module, weights, multipliers
+        self.tensors = graph.tensors(module)
+        blocks = [graph.input, *graph.activations]
+        self.sizes = [b.features for b in blocks]
+        self.total = sum(self.sizes)
+        unit = torch.eye(self.total, dtype=torch.float64)
+        self.own = dict(zip([b.name for b in blocks], unit.split(self.sizes, 1), strict=True))
+        x = self.own[graph.input.name]
+        self.matrix = bound**2 * x @ x.T
 
-    center, radius = spread(sector.center), spread(sector.radius)
-    shifted = w - center * v
-    return 2 * ((shifted * multiplier) @ shifted.T - (v * (radius**2 * multiplier)) @ v.T)
+    def input(self, node: Input) -> Tensor:
+        return self.own[node.name].reshape(-1, *node.shape)
+
+    def wire(self, node: Wire, parents: Sequence[Tensor]) -> Tensor:
+        return node.linear(self.tensors)(*parents).detach()
+
+    def affine(self, node: Affine, parent: Tensor) -> Tensor:
+        explicit: Any = self.weights[node.weight].detach()
+        # An explicit convolution is an operator on whole images, which knows its matrix.
+        matrix = explicit.matrix().double() if hasattr(explicit, "matrix") else node.matrix(explicit.double(), self.graph)
+        value = F.linear(parent.flatten(1), matrix)
+        # A matrix may have other rows than the layer, such as one difference of two outputs; an image may not.
+        return value if len(node.shape) == 1 else value.reshape(-1, *node.shape)
+
+    def activation(self, node: Activation, parent: Tensor) -> Tensor:
+        v, w = parent.reshape(self.total, -1), self.own[node.name]
+        center, radius = activations.spread(node.resolve(self.module), node.shape)
+        multiplier = self.multipliers[node.name].detach().double()
+        shifted = w - center * v
+        self.matrix = self.matrix + 2 * ((shifted * multiplier) @ shifted.T - (v * (radius**2 * multiplier)) @ v.T)
+        return w.reshape(-1, *node.shape)
 
 
-def assemble(net: Lipschitz) -> MatrixInequality:
-    """``Q`` of a network built here, at its current parameters, with its own multipliers and declared bound.
+def assemble(net: _Network) -> MatrixInequality:
+    """``Q`` of a network built here, at its current parameters, with its own multipliers and reported bound.
 
-    For the head ``"rows"`` the inequality is that of the reported :attr:`~ldlt.Lipschitz.bound`, with multipliers
-    scaled alike.
+    For the head ``"rows"``, whose joint bound is larger than the declared one, the multipliers are scaled alike: scaling
+    ``Q`` by ``τ`` scales ``ℓ²`` and ``Λ``.
     """
     with torch.no_grad():
-        found = net._sweep(torch.float64)
-        weights = {**net._free(torch.float64).weights, **found.weights}
-        names = [a.name for a in net.graph.activations]
-        from ldlt.network import join_groups  # noqa: PLC0415
-
-        multipliers = {n: join_groups(net.plan, n, found.multipliers) for n in names}
-        ell, gain = float(found.bound), 1.0
-        if not net.plan.output.free:
-            gain = float(net._gain(found))
-        elif not net._blueprint.head.joint:
-            # Scaling Q by τ scales ℓ² and Λ: the joint bound is ℓ√τ with τ = ‖U‖².
-            tau = float(operator_norm(found.output)) ** 2
-            ell, multipliers = ell * tau**0.5, {n: tau * m for n, m in multipliers.items()}
-        return from_graph(net.graph, net.module, weights, multipliers, ell, gain)
+        bound = net.bound
+        tau = (bound / net.declared_bound) ** 2
+        multipliers = {n: tau * m for n, m in net.multipliers(torch.float64).items()}
+        gain = net.output_gain(torch.float64)
+        return from_graph(net.graph, net.module, net.explicit(torch.float64), multipliers, bound, gain)
 
 
-def residual(net: Lipschitz) -> float:
+def residual(net: _Network) -> float:
     """Smallest eigenvalue of ``Q`` relative to its scale: not below ``-1e-12`` or so for a network built here."""
     return assemble(net).residual
