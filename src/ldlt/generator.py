@@ -187,9 +187,7 @@ class Generator:
         return Generator(self.shape, blocks, sizes, fold.vector(self.size, parts), self.layout.folded(fold))
 
 
-def linear(
-    fn: Callable[..., Tensor], parents: Sequence[Generator], shape: tuple[int, ...], size: Tensor
-) -> Generator:
+def linear(fn: Callable[..., Tensor], parents: Sequence[Generator], shape: tuple[int, ...], size: Tensor) -> Generator:
     """Generator of ``fn(*parents)`` for a linear ``fn`` on batches, with its magnitudes ``size``."""
     sizes = parents[0].sizes
     blocks: dict[int, Tensor | Square] = {}

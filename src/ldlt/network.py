@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from ldlt.certificates.certificate import Certificate
 
 __all__ = ["Lipschitz", "Scaled"]
+
+ROUNDING = 4
+"""Rounding units of an output's magnitude that constants of outputs and of their differences allow for."""
 
 
 class Scaled(nn.Module):
@@ -243,28 +246,48 @@ class Lipschitz(nn.Module):
             y: Tensor = functional_call(self.module, found.weights, (x,))
         return y if self.plan.output.free else y * self._gain(found)
 
-    @staticmethod
-    def _gain(found: Explicit) -> Tensor:
-        """``1/‖F_y‖``: the factor that makes a given output satisfy the bound."""
-        return 1 / operator_norm(found.output)
+    def _gain(self, found: Explicit) -> Tensor:
+        """``1/‖F_y‖``: the factor that makes a given output satisfy the bound.
+
+        The norm counts at least a share of what it would be if nothing cancelled: where everything does, what is left
+        is rounding, and a constant output needs no factor.
+        """
+        assert found.magnitude is not None
+        norm = operator_norm(found.output)
+        least = self._blueprint.contraction.unit ** (2 / 3) * found.magnitude().norm()
+        return 1 / torch.hypot(norm, least + torch.finfo(torch.float32).tiny ** 0.5)
 
     # -- what is certified -------------------------------------------------------------------------------------------
 
-    def _output_map(self) -> tuple[Tensor, float, Layout | None]:
-        """``F_y`` (k, q) of the certified map, ℓ, and how the output lies on a grid, in float64."""
-        with torch.no_grad():
-            found = self._sweep(torch.float64)
-            matrix = found.output if self.plan.output.free else found.output * self._gain(found)
-            return matrix, float(found.bound), found.layout
+    def _output_maps(self) -> Iterator[tuple[Tensor, Tensor, float, Layout | None]]:
+        """Of the certified map ``F_y`` (k, q), its error (k,), ℓ, and how the output lies on a grid, in float64.
+
+        First those of the sweep in float64, which frozen weights come from, then those of the sweep in the precision
+        of the parameters, which is another one: each is right for its own weights, up to the rounding of these.
+        """
+        own = self._bound().dtype
+        unit = ROUNDING * torch.finfo(own).eps
+        for dtype in dict.fromkeys((torch.float64, own)):
+            with torch.no_grad():
+                found = self._sweep(dtype)
+                assert found.magnitude is not None
+                gain = 1.0 if self.plan.output.free else self._gain(found).double()
+                wide = torch.complex128 if found.output.is_complex() else torch.float64
+                matrix, error = found.output.to(wide) * gain, unit * gain * found.magnitude().double()
+                yield matrix, error, float(found.bound), found.layout
 
     @property
     def bound(self) -> float:
         """The certified Lipschitz constant of the whole map, in the Euclidean norm."""
-        if self.plan.output.free and not self._blueprint.head.joint:
-            matrix, ell, _ = self._output_map()
-            return ell * float(operator_norm(matrix))
+        if not self._joint_bound:
+            return max(ell * float(operator_norm(matrix)) for matrix, _, ell, _ in self._output_maps())
         with torch.no_grad():
             return self._bound.value()
+
+    @property
+    def _joint_bound(self) -> bool:
+        """Whether the declared bound is that of the whole map."""
+        return self._blueprint.head.joint or not self.plan.output.free
 
     @property
     def declared_bound(self) -> float:
@@ -274,10 +297,11 @@ class Lipschitz(nn.Module):
 
     def output_bounds(self) -> Tensor:
         """Constant of every single output (k,), float64; those of an image in the order of its flattened pixels."""
-        matrix, ell, layout = self._output_map()
-        if layout is None:
-            return ell * torch.linalg.vector_norm(matrix, dim=-1)
-        return ell * Fold(layout.cells, None).vector(row_norms(matrix, layout.cells), layout.parts)
+        found = []
+        for matrix, error, ell, layout in self._output_maps():
+            norms = row_norms(matrix, None if layout is None else layout.cells) + error
+            found.append(ell * (norms if layout is None else Fold(layout.cells, None).vector(norms, layout.parts)))
+        return torch.stack(found).amax(0).clamp(max=self.declared_bound)
 
     def bound_of(self, value: str) -> float:
         r"""Certified Lipschitz constant of the map from the input to an intermediate value, :math:`ℓ\|F_t\|`.
@@ -304,12 +328,22 @@ class Lipschitz(nn.Module):
         return float(found.bound) * float(operator_norm(found.watched))
 
     def pair_bounds(self) -> Tensor:
-        r"""Constant :math:`ℓ\|U'(e_c − e_j)\|` of ``y_c − y_j`` for every pair of outputs, (k, k) in float64."""
-        matrix, ell, layout = self._output_map()
-        if layout is not None:
-            matrix = Fold(layout.cells, None).both(matrix, layout.parts, (1,) * len(layout.cells))
+        r"""Constant :math:`ℓ\|U'(e_c − e_j)\|` of ``y_c − y_j`` for every pair of outputs, (k, k) in float64.
+
+        The difference of two nearly equal rows is rounding of the stored weights: a few rounding units of the rows'
+        magnitudes are part of the constant.
+        """
         exact = "donot_use_mm_for_euclid_dist"  # differences, not a Gram matrix
-        return ell * torch.cdist(matrix, matrix, compute_mode=exact)
+        found = []
+        for matrix, error, ell, layout in self._output_maps():
+            if layout is not None:
+                fold = Fold(layout.cells, None)
+                matrix = fold.both(matrix, layout.parts, (1,) * len(layout.cells))
+                error = fold.vector(error, layout.parts)
+            found.append(ell * (torch.cdist(matrix, matrix, compute_mode=exact) + error[:, None] + error))
+        # Whatever the errors: no pair is worse than two outputs of opposite directions in a map of the joint constant.
+        most = math.sqrt(2) * self.bound if self._joint_bound else 2 * self.declared_bound
+        return torch.stack(found).amax(0).clamp(max=most).fill_diagonal_(0)
 
     # -- other forms -------------------------------------------------------------------------------------------------
 

@@ -169,7 +169,9 @@ class _Check:
         if centred:  # no constant depends on biases, and large ones would keep every activation on one side
             self._compare("frozen without biases", lambda x: functional_call(self.frozen, centred, (x,)), points)
         weights = {n: w.detach() for n, w in self.net.explicit().items()}
-        if not isinstance(self.frozen, ldlt.Scaled) and all(type(w) in (Tensor, nn.Parameter) for w in weights.values()):
+        if not isinstance(self.frozen, ldlt.Scaled) and all(
+            type(w) in (Tensor, nn.Parameter) for w in weights.values()
+        ):
             twin = copy.deepcopy(self.net.module).double()
             exact = {n: w.double() for n, w in weights.items()}
             self._compare("live", lambda x: functional_call(twin, exact, (x,)), points)
