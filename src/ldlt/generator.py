@@ -157,14 +157,8 @@ class Generator:
 
     def magnitude(self) -> Tensor:
         """``s``, at least the column norms of the generator (largest over frequencies), (features,)."""
-        energy: Tensor | None = None
-        for b in self.blocks:
-            own = self.flat(b).detach().abs().square().sum(-2)
-            energy = own if energy is None else energy + own
-        if energy is None:
-            return self.size
-        norm = energy.sqrt()
-        return torch.maximum(self.size, norm if norm.ndim == 1 else norm.amax(0))
+        norms = [_column_norms(self.flat(b).detach().abs()) for b in self.blocks]
+        return torch.maximum(self.size, torch.linalg.vector_norm(torch.stack(norms), dim=0)) if norms else self.size
 
     def coarse(self, fold: Fold, noise: dict[int, tuple[int, ...]], sizes: dict[int, int]) -> Generator:
         """The same tensor on a coarser grid.
@@ -211,10 +205,10 @@ def any_sizes(fn: Callable[..., Tensor], parents: Sequence[Generator]) -> Tensor
         for place, own in enumerate(parents):
             unit = torch.diag(own.size).reshape(-1, *own.shape)
             args = [unit if i == place else unit.new_zeros(len(unit), *p.shape) for i, p in enumerate(parents)]
-            found = fn(*args).reshape(len(unit), -1).square().sum(0)
-            total = found if total is None else total + found
+            found = _column_norms(fn(*args).reshape(len(unit), -1))
+            total = found if total is None else torch.hypot(total, found)
     assert total is not None
-    return total.sqrt()
+    return total
 
 
 def through(parents: Sequence[Generator], maps: Sequence[Tensor], shape: tuple[int, ...], layout: Layout) -> Generator:
@@ -258,7 +252,14 @@ def _sized(moved: Tensor, size: Tensor) -> Tensor:
 
 def matrix_sizes(matrix: Tensor, size: Tensor) -> Tensor:
     """``(Σ_j J_ij² s_j²)^{1/2}``, (m_out,), of a matrix (m_out, m_in)."""
-    return (matrix.detach().square().to(size.dtype) @ size.square()).sqrt()
+    return _column_norms((matrix.detach().to(size.dtype) * size).mT)
+
+
+def _column_norms(matrix: Tensor) -> Tensor:
+    """Euclidean norms of columns, (d,), the largest over frequencies; no square overflows."""
+    top = matrix.abs().amax().clamp_min(torch.finfo(matrix.dtype).tiny)
+    norm = top * torch.linalg.vector_norm(matrix / top, dim=-2)
+    return norm if norm.ndim == 1 else norm.amax(0)
 
 
 def reduced(
@@ -480,7 +481,7 @@ class Frame:
         return torch.cat([like.new_zeros(*lead, p, features) if isinstance(p, int) else p for p in parts], -2)
 
     def noise(self, matrix: Tensor) -> tuple[dict[int, Tensor], list[Tensor]]:
-        """The generator of ``matrix · ξ_frame``, (n,) features: by noise block (q_b, n), and on the floor's own noise."""
+        """The generator of ``matrix · ξ_frame``, (n,) features: by noise block (q_b, n), and on the floor's noise."""
         out: dict[int, Tensor] = {}
         floor: list[Tensor] = []
         sizes = self.members[0].sizes

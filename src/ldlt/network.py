@@ -21,6 +21,7 @@ from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, Sh
 from ldlt.frozen import CircularConv
 from ldlt.graph import Convolution, Graph, Input, Wire
 from ldlt.grid import Fold, Layout, operator_norm, row_norms
+from ldlt.guard import refuse_hooks
 from ldlt.heads import get_head
 from ldlt.plan import Group, Plan, make_plan
 from ldlt.precision import full_precision
@@ -133,7 +134,7 @@ class Lipschitz(nn.Module):
             raise OptionError(f"output must be 'free' or 'scale', not {output!r}")
         like = _reference(module)
         chosen = get_contraction(contraction, torch.finfo(like.dtype).eps)
-        graph = trace(module, shape)
+        graph = trace(module, shape)  # refuses hooks, as do forward and whatever reads the weights
         if not graph.affines:
             raise GraphError("the module has no Linear layer and no convolution: there is nothing to make Lipschitz")
         plan = make_plan(graph, module, _joint(graph, module))
@@ -213,6 +214,8 @@ class Lipschitz(nn.Module):
         return Free(weights, cast(self._bound()), extra)
 
     def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None, watch: str | None = None) -> Explicit:
+        if not torch.compiler.is_compiling():
+            refuse_hooks(self)
         free = self._free(dtype)
         with full_precision(free.bound):
             return sweep(self._blueprint, self.module, free, batch=batch, watch=watch)
@@ -232,6 +235,11 @@ class Lipschitz(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's output (batch, k) for x (batch, *input_shape)."""
+        y, found = self._evaluate(x, self.module)
+        return y if self.plan.output.free else y * self._gain(found)
+
+    def _evaluate(self, x: Tensor, module: nn.Module, prefix: str = "") -> tuple[Tensor, Explicit]:
+        """Run a module with the explicit weights, which it knows by their names behind a prefix."""
         if not isinstance(x, Tensor):
             raise ShapeError(f"the input must be a tensor, not {type(x).__name__}")
         if tuple(x.shape[1:]) != self.input_shape or x.ndim < 1:
@@ -242,9 +250,10 @@ class Lipschitz(nn.Module):
         )
         found = self._sweep(batch=None if plain else x.shape[0])
         convolves = any(isinstance(w, CirculantWeight) for w in found.weights.values())
+        weights = {prefix + n: w for n, w in found.weights.items()} if prefix else found.weights
         with RememberUnpadded() if convolves and not plain else contextlib.nullcontext():
-            y: Tensor = functional_call(self.module, found.weights, (x,))
-        return y if self.plan.output.free else y * self._gain(found)
+            y: Tensor = functional_call(module, weights, (x,))
+        return y, found
 
     def _gain(self, found: Explicit) -> Tensor:
         """``1/‖F_y‖``: the factor that makes a given output satisfy the bound.
@@ -336,11 +345,12 @@ class Lipschitz(nn.Module):
         exact = "donot_use_mm_for_euclid_dist"  # differences, not a Gram matrix
         found = []
         for matrix, error, ell, layout in self._output_maps():
+            rows, spare = matrix, error
             if layout is not None:
                 fold = Fold(layout.cells, None)
-                matrix = fold.both(matrix, layout.parts, (1,) * len(layout.cells))
-                error = fold.vector(error, layout.parts)
-            found.append(ell * (torch.cdist(matrix, matrix, compute_mode=exact) + error[:, None] + error))
+                rows = fold.both(matrix, layout.parts, (1,) * len(layout.cells))
+                spare = fold.vector(error, layout.parts)
+            found.append(ell * (torch.cdist(rows, rows, compute_mode=exact) + spare[:, None] + spare))
         # Whatever the errors: no pair is worse than two outputs of opposite directions in a map of the joint constant.
         most = math.sqrt(2) * self.bound if self._joint_bound else 2 * self.declared_bound
         return torch.stack(found).amax(0).clamp(max=most).fill_diagonal_(0)

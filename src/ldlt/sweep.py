@@ -75,8 +75,8 @@ class Explicit:
         inverse: Group -> free tensors by role, when the sweep was run backwards (see :func:`sweep`).
         layout: How the output lies on a grid, if it does: ``output`` is then (f, k, q) with k features per cell.
         watched: ``F_t`` of the value that was asked for, when it was made.
-        magnitude: Makes the magnitudes of the outputs before cancellation, :math:`\\sum_j |B_{ij}| s_j`, (k,) or one per
-            local feature: relative errors of the weights change an output's share of ``F_y`` by that much at most.
+        magnitude: Makes the magnitudes of the outputs before cancellation, ``Σ_j |B_ij| s_j``, (k,) or one per local
+            feature: a relative error of the weights changes an output's row of ``F_y`` by that much at most.
     """
 
     weights: dict[str, Tensor]

@@ -21,7 +21,22 @@ from ldlt.convolution import Spec
 from ldlt.errors import GraphError, LdltError, ShapeError, SlopeError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
 from ldlt.frozen import CircularConv
-from ldlt.graph import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire, evaluate, index_map
+from ldlt.graph import (
+    BATCH,
+    Activation,
+    Affine,
+    Attr,
+    Convolution,
+    Graph,
+    Input,
+    Node,
+    Ref,
+    Wire,
+    evaluate,
+    index_map,
+    lookup,
+)
+from ldlt.guard import refuse_batch_arithmetic, refuse_hooks, runs_as
 
 __all__ = [
     "DIVIDE",
@@ -228,7 +243,7 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = activations.is_activation(m) or isinstance(m, CircularConv)
+        known = activations.is_activation(m) or runs_as(m, (CircularConv,))
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -249,6 +264,7 @@ class _Recorder(fx.Interpreter):
 
 def symbolic_trace(module: nn.Module) -> fx.GraphModule:
     """The traced program of a module, with the node names that :func:`trace` uses."""
+    refuse_hooks(module)
     tracer = _Tracer()
     before = set(vars(module))
     try:
@@ -301,6 +317,18 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         GraphError: The module cannot be traced or has the wrong number of inputs or outputs.
         ShapeError: ``input_shape`` does not fit.
     """
+    try:
+        return _traced(module, input_shape)
+    except LdltError:
+        raise
+    except _FOREIGN as error:  # numbers that overflow, options that a layer does not check, …
+        raise GraphError(f"{type(module).__name__} is no network of known operations: {error}") from error
+
+
+_FOREIGN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def _traced(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     with evaluating(module):
         traced = symbolic_trace(module)
         inputs = [n for n in traced.graph.nodes if n.op == "placeholder"]
@@ -313,9 +341,30 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         # Two batch sizes tell the numbers that are the batch size from those that are not.
         first = _record(traced, 2, input_shape, like)
         second = _record(traced, 3, input_shape, like)
+    refuse_batch_arithmetic(traced, first)
     graph = _Builder(module, traced, first, second).build(input_shape)
+    _refuse_not_finite(module, graph)
     _check(module, graph)
     return graph
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_not_finite(module: nn.Module, graph: Graph) -> None:
+    """Refuse tensors of the module in the graph with infinite entries or NaN."""
+    paths: list[str] = []
+    for node in graph.nodes:
+        if isinstance(node, Affine):
+            paths += [node.weight, *([] if node.bias is None else [node.bias])]
+        elif isinstance(node, Wire):
+            paths += node.constants
+        elif isinstance(node, Activation) and node.path is not None:
+            paths += [f"{node.path}.{n}" for n in node.resolve(module).state_dict()]
+    for path in paths:
+        found = lookup(module, path)
+        if isinstance(found, Tensor) and not found.is_meta and not bool(found.isfinite().all()):
+            raise GraphError(f"'{path}' has entries that are infinite or not numbers")
 
 
 def _check(module: nn.Module, graph: Graph) -> None:
@@ -344,8 +393,14 @@ def _check(module: nn.Module, graph: Graph) -> None:
                 (together, "look for a hook, an overwritten tensor, randomness or a use of self.training"),
                 (apart, "samples of a batch influence each other"),
             ):
-                close = torch.allclose(found, expected, rtol=1e-9, atol=1e-9 * float(1 + expected.abs().max()))
-                if found.shape != expected.shape or not close:
+                if not bool(expected.isfinite().all()):
+                    raise GraphError(
+                        "with weights of ordinary size the network overflows, or computes what is not a number: its "
+                        "constants are too large or not finite"
+                    )
+                same = found.shape == expected.shape
+                near = 1e-9 * float(1 + expected.abs().max())
+                if not same or not torch.allclose(found, expected, rtol=1e-9, atol=near):
                     mode = "training" if training else "evaluation"
                     raise GraphError(f"the traced graph is not what the module computes in {mode} mode: {reason}")
 
@@ -462,6 +517,8 @@ class _Builder:
             return type(arg)(self._template(node, a, parents) for a in arg)
         if isinstance(arg, slice):
             return slice(*(self._template(node, a, parents) for a in (arg.start, arg.stop, arg.step)))
+        if isinstance(arg, float) and not math.isfinite(arg):
+            raise UnsupportedOpError(node.name, f"the number {arg} is not finite")
         return arg
 
     @staticmethod
@@ -547,7 +604,7 @@ class _Builder:
                 self._given(node, source, prefix + "weight", None if sub.bias is None else prefix + "bias")
                 return
             self._affine(node, source, sub.weight, prefix + "weight", sub.bias, prefix + "bias")
-        elif isinstance(sub, CircularConv):
+        elif isinstance(sub, CircularConv) and runs_as(sub, (CircularConv,)):
             self._own(node, [(sub.weight, f"{path}.weight"), (sub.bias, f"{path}.bias")])
             bias = None if sub.bias is None else f"{path}.bias"
             own: dict[str, Any] = {"spec": sub.spec, "kernel": sub.cells, "weight": f"{path}.weight", "bias": bias}
@@ -556,7 +613,7 @@ class _Builder:
             self._convolution(node, cast(nn.Conv2d, sub), f"{path}.")
         elif type(sub) in _MAX_POOL or _fixed_image_operation(sub) is not None:
             self._image_operation(node, sub)
-        elif isinstance(sub, _ORDER_MODULES):
+        elif runs_as(sub, _ORDER_MODULES):
             # Dropout is the identity of the certificate: it is off in evaluation.
             self._add(node, Wire(node.name, self._shape(node), (self._single(node),), role="order"))
         elif activations.is_activation(sub):

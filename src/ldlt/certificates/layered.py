@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from ldlt import activations
-from ldlt.errors import LdltError, UnsupportedOpError
+from ldlt.errors import GraphError, LdltError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
+from ldlt.guard import refuse_batch_arithmetic
 from ldlt.trace import DIVIDE, IN_PLACE, MULTIPLY, NEGATE, REPEAT, SELECT, STACK, SUM, symbolic_trace
 
 __all__ = ["LayerNorms", "layer_norms"]
@@ -69,9 +70,15 @@ def layer_norms(model: nn.Module, input_shape: Sequence[int]) -> LayerNorms:
         run = _Run(symbolic_trace(nn.Sequential(model)))  # a single layer is one, not what its forward is made of
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(_BATCH, *input_shape, generator=generator).to(reference(model))
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if not bool(tensor.isfinite().all()):
+                raise GraphError(f"'{name}' has entries that are infinite or not numbers")
         with torch.no_grad():
             found = run.run(x.clone())
+            refuse_batch_arithmetic(run.module, run.env)
             apart = torch.cat([model(row[None].clone()) for row in x])
+        if not bool(apart.isfinite().all()):
+            raise GraphError("the network overflows, or computes what is not a number")
         close = found.shape == apart.shape and torch.allclose(
             found, apart, rtol=1e-3, atol=1e-3 * float(apart.abs().max())
         )

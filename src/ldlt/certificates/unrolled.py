@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.convolution import Spec
-from ldlt.errors import GraphError, ShapeError
+from ldlt.errors import GraphError, LdltError, ShapeError
 from ldlt.evaluation import evaluating, reference
+from ldlt.guard import refuse_hooks, runs_as
 
 __all__ = ["LARGEST", "TooLargeError", "has_convolutions", "unrolled"]
 
@@ -77,7 +78,7 @@ _SLIDING = (*_CONVOLUTIONS, *_AVERAGES)
 
 def has_convolutions(model: nn.Module) -> bool:
     """Whether a network has layers that :func:`unrolled` replaces."""
-    return any(isinstance(m, _SLIDING) for m in model.modules())
+    return any(runs_as(m, _SLIDING) for m in model.modules())
 
 
 def unrolled(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
@@ -92,9 +93,13 @@ def unrolled(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
         GraphError: A layer is used with inputs of several shapes.
         ShapeError: The input's shape does not fit.
     """
+    refuse_hooks(model)
     if not has_convolutions(model):
         return model
-    plain = copy.deepcopy(model)
+    try:
+        plain = copy.deepcopy(model)
+    except Exception as error:
+        raise GraphError(f"{type(model).__name__} cannot be copied: {error}") from error
     shapes = _input_shapes(plain, input_shape)
     total = sum(math.prod(i) * math.prod(o) for m, (i, o) in shapes.items() if isinstance(m, _CONVOLUTIONS))
     if total > LARGEST:
@@ -120,11 +125,13 @@ def _input_shapes(
         if found.setdefault(layer, shapes) != shapes:
             raise GraphError(f"a {type(layer).__name__} is used for inputs of several shapes; use one layer for each")
 
-    handles = [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, _SLIDING)]
+    handles = [m.register_forward_hook(hook) for m in model.modules() if runs_as(m, _SLIDING)]
     try:
         with torch.no_grad(), evaluating(model):
             model(torch.zeros(1, *input_shape).to(reference(model)))
-    except RuntimeError as error:
+    except LdltError:
+        raise
+    except Exception as error:
         shown = ", ".join(map(str, input_shape))
         raise ShapeError(f"the model does not accept an input of shape (batch, {shown}): {error}") from error
     finally:

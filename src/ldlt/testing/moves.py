@@ -317,8 +317,9 @@ def _flatten(rng: random.Random, shape: Shape) -> nn.Module | None:
         return None
     if rng.random() < 0.3:
         return nn.Flatten()
-    return _any(rng, lambda s, x: x.flatten(1), lambda s, x: torch.flatten(x, 1), lambda s, x: x.reshape(-1, prod(shape)),
-                lambda s, x: x.reshape(x.shape[0], -1), lambda s, x: x.contiguous().view(x.size(0), -1))  # fmt: skip
+    return _any(rng, lambda s, x: x.flatten(1), lambda s, x: torch.flatten(x, 1),
+                lambda s, x: x.reshape(-1, prod(shape)), lambda s, x: x.reshape(x.shape[0], -1),
+                lambda s, x: x.contiguous().view(x.size(0), -1))  # fmt: skip
 
 
 @move("selection")
@@ -637,8 +638,8 @@ def _residual(rng: random.Random, shape: Shape) -> nn.Module:
         return h
 
     return _any(rng, in_place, lambda s, x: x + s.last(torch.tanh(s.first(x))), lambda s, x: F.relu(x + s.first(x)),
-                lambda s, x: x - s.last(F.relu(s.first(F.relu(x)))), lambda s, x: s.last(s.first(x).relu()) + s.last.bias,
-                first=first, last=last)  # fmt: skip
+                lambda s, x: x - s.last(F.relu(s.first(F.relu(x)))),
+                lambda s, x: s.last(s.first(x).relu()) + s.last.bias, first=first, last=last)  # fmt: skip
 
 
 @move("odd convolution")
