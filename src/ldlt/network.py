@@ -25,7 +25,7 @@ from ldlt.guard import refuse_hooks
 from ldlt.heads import get_head
 from ldlt.plan import Group, Plan, make_plan
 from ldlt.precision import full_precision
-from ldlt.scalars import bounded, positive, unbounded
+from ldlt.scalars import bounded, positive, smallest, unbounded
 from ldlt.sweep import Blueprint, Explicit, Free, sweep
 from ldlt.trace import trace
 
@@ -264,7 +264,7 @@ class Lipschitz(nn.Module):
         assert found.magnitude is not None
         norm = operator_norm(found.output)
         least = self._blueprint.contraction.unit ** (2 / 3) * found.magnitude().norm()
-        return 1 / torch.hypot(norm, least + torch.finfo(torch.float32).tiny ** 0.5)
+        return 1 / torch.hypot(norm, least + smallest(self._blueprint.contraction.unit))
 
     # -- what is certified -------------------------------------------------------------------------------------------
 

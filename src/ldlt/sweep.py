@@ -16,7 +16,18 @@ from ldlt.circulant import CirculantWeight
 from ldlt.contraction import Contracted, Contraction
 from ldlt.convolution import Spec, Taps
 from ldlt.elimination import Elimination, Slopes
-from ldlt.generator import Frame, Generator, any_sizes, combine, linear, matrix_sizes, moved_sizes, reduced, through
+from ldlt.generator import (
+    Frame,
+    Generator,
+    Square,
+    any_sizes,
+    combine,
+    linear,
+    matrix_sizes,
+    moved_sizes,
+    reduced,
+    through,
+)
 from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
 from ldlt.grid import Cells, Layout, local, row_norms
 from ldlt.heads import Head
@@ -444,7 +455,7 @@ def _magnitude(maps: Sequence[Tensor], frame: Frame, cells: Cells) -> Tensor:
     """``Σ_j |B_ij| s_j`` of output maps (k, d), or on a grid (f, k, d), and the members they read."""
     total: Tensor | None = None
     for matrix, member in zip(maps, frame.members, strict=True):
-        sized = matrix.detach() * member.magnitude()
+        sized = matrix.detach() * _reach(member)
         if cells is None:
             own = sized.abs().sum(-1)
         else:  # by Cauchy and Schwarz, over all cells
@@ -452,6 +463,13 @@ def _magnitude(maps: Sequence[Tensor], frame: Frame, cells: Cells) -> Tensor:
         total = own if total is None else total + own
     assert total is not None
     return total
+
+
+def _reach(member: Generator) -> Tensor:
+    """Magnitudes of a member's features that bound their slopes, in units of 1/ℓ."""
+    singular = any(isinstance(v, Square) and v.root.divides_only for v in member.blocks.values())
+    # |w_i| changes by at most (|c| + r)|v_i|, and v_i = C_i F ξ with |C_i F| ≤ 1/(√2 r √Λ_i): (1 + |ρ|) times the size.
+    return 2 * member.size if singular else member.magnitude()
 
 
 def _kind(constant: Tensor, like: Tensor) -> torch.dtype:
