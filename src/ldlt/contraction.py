@@ -43,6 +43,7 @@ class Root(ABC):
     """
 
     factor: Tensor | float = 1.0
+    divides_only = False  # whether K may be infinite: it is then never asked for
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -133,6 +134,8 @@ class InverseRoot(Root):
 class CayleyRoot(Root):
     """``K = A^{-1}`` for the A of a Cayley transform: few vectors are solved for, many are multiplied."""
 
+    divides_only = True
+
     def __init__(self, map: CayleyMap) -> None:
         self.map = map
 
@@ -182,7 +185,7 @@ class FoldedRoot(Root):
 
     def __init__(self, root: Root, fold: Fold, noise: tuple[int, ...], parts: tuple[int, ...]) -> None:
         self.root, self.fold, self.noise, self.parts = root, fold, noise, parts
-        self.factor = root.factor
+        self.factor, self.divides_only = root.factor, root.divides_only
 
     def dense(self) -> Tensor:
         return self.fold.both(self.root.dense(), self.noise, self.parts)
@@ -203,14 +206,14 @@ class FlooredRoot(Root):
 
     Args:
         upper: ``R`` (n, n).
-        noise: ``Q_2`` (n, n); the soft projection is ``P = I − Q_2^* Q_2``.
+        signal: ``Q_1`` (q, n); the soft projection is ``P = Q_1^* Q_1``.
     """
 
-    def __init__(self, upper: Tensor, noise: Tensor) -> None:
-        self.upper, self.noise = upper, noise
+    def __init__(self, upper: Tensor, signal: Tensor) -> None:
+        self.upper, self.signal = upper, signal
 
     def soften(self, x: Tensor) -> Tensor:
-        return x - (x @ self.noise.mH) @ self.noise
+        return (x @ self.signal.mH) @ self.signal
 
     def dense(self) -> Tensor:
         return self.upper

@@ -106,12 +106,17 @@ class Elimination:
             self.noise[block] = (1,) * len(self.cells) if layout is None else layout.parts
         return block
 
-    def coarsen(self, cells: Cells) -> None:
-        """Write all live tensors on a coarser grid."""
+    def coarsen(self, cells: Cells, alone: bool = True) -> None:
+        """Write all live tensors on a coarser grid.
+
+        Args:
+            cells: The coarser grid.
+            alone: Whether no tensor but the live ones is used later. A single one may then get noise of its own.
+        """
         if cells == self.cells:
             return
         assert self.cells is not None
-        if len(self.live) == 1:
+        if alone and len(self.live) == 1:
             self._square()
         fold = Fold(self.cells, cells)
         sizes = {b: q * fold.factor for b, q in self.sizes.items()}

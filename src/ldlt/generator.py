@@ -19,8 +19,9 @@ except where a tensor is made (:func:`linear`, :func:`through`) or written on a 
 
 with ``s`` the magnitude of a feature *before cancellation*. The noise is an extra input of the network, and a network
 that is Lipschitz in all of its inputs is so in the true ones: this is exact and costs ``δ²`` of tightness.
-:math:`P = I - Q_2^*Q_2` is the *soft projection* on the range: free matrices pass through it, so that a direction
-without signal gets no weight instead of weight ``1/δ``.
+:math:`P = I - Q_2^*Q_2 = Q_1^*Q_1` is the *soft projection* on the range: free matrices pass through it, so that a
+direction without signal gets no weight instead of weight ``1/δ``. It is applied as :math:`(W Q_1^*) Q_1`: where ``P``
+is small, the difference would be rounding.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torch import Tensor
 from ldlt.contraction import Contracted, FlooredRoot, FoldedRoot, IdentityRoot, Root
 from ldlt.factored import FactoredWeight
 from ldlt.grid import Fold, Layout
-from ldlt.scalars import floor_share
+from ldlt.scalars import floor_share, smallest
 from ldlt.triangular import positive_qr, scale_both
 
 LARGEST = 1e6
@@ -157,14 +158,8 @@ class Generator:
 
     def magnitude(self) -> Tensor:
         """``s``, at least the column norms of the generator (largest over frequencies), (features,)."""
-        energy: Tensor | None = None
-        for b in self.blocks:
-            own = self.flat(b).detach().abs().square().sum(-2)
-            energy = own if energy is None else energy + own
-        if energy is None:
-            return self.size
-        norm = energy.sqrt()
-        return torch.maximum(self.size, norm if norm.ndim == 1 else norm.amax(0))
+        norms = [_column_norms(self.flat(b).detach().abs()) for b in self.blocks]
+        return torch.maximum(self.size, torch.linalg.vector_norm(torch.stack(norms), dim=0)) if norms else self.size
 
     def coarse(self, fold: Fold, noise: dict[int, tuple[int, ...]], sizes: dict[int, int]) -> Generator:
         """The same tensor on a coarser grid.
@@ -187,9 +182,7 @@ class Generator:
         return Generator(self.shape, blocks, sizes, fold.vector(self.size, parts), self.layout.folded(fold))
 
 
-def linear(
-    fn: Callable[..., Tensor], parents: Sequence[Generator], shape: tuple[int, ...], size: Tensor
-) -> Generator:
+def linear(fn: Callable[..., Tensor], parents: Sequence[Generator], shape: tuple[int, ...], size: Tensor) -> Generator:
     """Generator of ``fn(*parents)`` for a linear ``fn`` on batches, with its magnitudes ``size``."""
     sizes = parents[0].sizes
     blocks: dict[int, Tensor | Square] = {}
@@ -213,10 +206,10 @@ def any_sizes(fn: Callable[..., Tensor], parents: Sequence[Generator]) -> Tensor
         for place, own in enumerate(parents):
             unit = torch.diag(own.size).reshape(-1, *own.shape)
             args = [unit if i == place else unit.new_zeros(len(unit), *p.shape) for i, p in enumerate(parents)]
-            found = fn(*args).reshape(len(unit), -1).square().sum(0)
-            total = found if total is None else total + found
+            found = _column_norms(fn(*args).reshape(len(unit), -1))
+            total = found if total is None else torch.hypot(total, found)
     assert total is not None
-    return total.sqrt()
+    return total
 
 
 def through(parents: Sequence[Generator], maps: Sequence[Tensor], shape: tuple[int, ...], layout: Layout) -> Generator:
@@ -260,7 +253,14 @@ def _sized(moved: Tensor, size: Tensor) -> Tensor:
 
 def matrix_sizes(matrix: Tensor, size: Tensor) -> Tensor:
     """``(Σ_j J_ij² s_j²)^{1/2}``, (m_out,), of a matrix (m_out, m_in)."""
-    return (matrix.detach().square().to(size.dtype) @ size.square()).sqrt()
+    return _column_norms((matrix.detach().to(size.dtype) * size).mT)
+
+
+def _column_norms(matrix: Tensor) -> Tensor:
+    """Euclidean norms of columns, (d,), the largest over frequencies; no square overflows."""
+    top = matrix.abs().amax().clamp_min(torch.finfo(matrix.dtype).tiny)
+    norm = top * torch.linalg.vector_norm(matrix / top, dim=-2)
+    return norm if norm.ndim == 1 else norm.amax(0)
 
 
 def reduced(
@@ -340,7 +340,8 @@ class _Rest:
     blocks: list[int]
     basis: Tensor | None  # Q1 (q, d): noise of the blocks -> frame; None: the first d rows of a single block
     upper: Tensor  # R (d, d)
-    noise: Tensor  # Q2 (d, d): how much of a direction is the floor's
+    signal: Tensor  # Q1 (q, d): how much of a direction is the stack's
+    noise: Tensor  # Q2 (d, d): how much is the floor's
 
     @property
     def rank(self) -> int:
@@ -482,7 +483,7 @@ class Frame:
         return torch.cat([like.new_zeros(*lead, p, features) if isinstance(p, int) else p for p in parts], -2)
 
     def noise(self, matrix: Tensor) -> tuple[dict[int, Tensor], list[Tensor]]:
-        """The generator of ``matrix · ξ_frame``, (n,) features: by noise block (q_b, n), and on the floor's own noise."""
+        """The generator of ``matrix · ξ_frame``, (n,) features: by noise block (q_b, n), and on the floor's noise."""
         out: dict[int, Tensor] = {}
         floor: list[Tensor] = []
         sizes = self.members[0].sizes
@@ -511,7 +512,7 @@ def _softened(piece: _Peel | _Rest | _Noise, x: Tensor) -> Tensor:
     """``x P`` for the columns of one piece."""
     if isinstance(piece, _Peel):
         return piece.square.soften(x)
-    return x - (x @ piece.noise.mH) @ piece.noise if isinstance(piece, _Rest) else x
+    return (x @ piece.signal.mH) @ piece.signal if isinstance(piece, _Rest) else x
 
 
 def noise_frame(gen: Generator) -> Frame:
@@ -608,7 +609,8 @@ def factor(
     compress = noise > inner + sum(everyone[i].features for i in touched)
     columns = [*rest, *touched] if compress else rest
     q1, q2, upper = floored_qr([everyone[i] for i in columns], blocks, unit)
-    piece = _Rest(rest, blocks, q1[..., :inner], upper[..., :inner, :inner], q2[..., :inner, :inner])
+    own = q1[..., :inner]
+    piece = _Rest(rest, blocks, own, upper[..., :inner, :inner], own, q2[..., :inner, :inner])
     frame.pieces.append(piece)
     if not compress:
         return frame, {}, []
@@ -622,7 +624,7 @@ def floored_qr(gens: Sequence[Generator], blocks: list[int], unit: float) -> tup
     stack = _stacked(gens, blocks)
     share = floor_share(unit)
     size = torch.cat([g.magnitude() for g in gens])
-    size = torch.maximum(size, share * size.max()) + torch.finfo(size.dtype).tiny ** 0.5
+    size = torch.maximum(size, share * size.max()) + smallest(unit)
     floor = torch.diag_embed(share * size).to(stack.dtype)
     floor = floor if stack.ndim == 2 else floor.expand(len(stack), -1, -1)
     rotation, upper = positive_qr(torch.cat([stack, floor], -2))
@@ -637,7 +639,7 @@ def squared(gen: Generator, block: int, unit: float) -> Generator:
         block: Name of the new noise block; its size must be known already.
         unit: As in :func:`factor`.
     """
-    _, noise, upper = floored_qr([gen], sorted(gen.blocks), unit)
+    signal, _, upper = floored_qr([gen], sorted(gen.blocks), unit)
     ones = torch.ones(gen.features, dtype=upper.real.dtype, device=upper.device)
-    blocks: dict[int, Tensor | Square] = {block: Square(FlooredRoot(upper, noise), ones)}
+    blocks: dict[int, Tensor | Square] = {block: Square(FlooredRoot(upper, signal), ones)}
     return Generator(gen.shape, blocks, gen.sizes, gen.size, gen.layout)

@@ -189,8 +189,9 @@ class _Apply(torch.autograd.Function):
 
 
 def operator_norm(spectrum: Tensor) -> Tensor:
-    """Norm of the operator: the largest over frequencies."""
-    return torch.linalg.matrix_norm(spectrum, 2).amax()
+    """Norm of the operator: the largest over frequencies; infinite, not an exception, where a number is not finite."""
+    finite = spectrum.isfinite().all()
+    return torch.where(finite, torch.linalg.matrix_norm(torch.where(finite, spectrum, 0.0), 2).amax(), torch.inf)
 
 
 def row_norms(spectrum: Tensor, cells: Cells, least: float = 0.0) -> Tensor:

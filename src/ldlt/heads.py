@@ -10,6 +10,7 @@ from torch import Tensor
 from ldlt.contraction import Contraction
 from ldlt.errors import InfeasibleError, OptionError
 from ldlt.grid import Cells, row_norms
+from ldlt.scalars import smallest
 from ldlt.triangular import gram_cholesky
 
 __all__ = ["HEADS", "Head", "get_head"]
@@ -70,7 +71,7 @@ class Orthogonal(Head):
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
         tall = weight.shape[-2] > weight.shape[-1]
-        least = weight.real.new_tensor(torch.finfo(weight.dtype).tiny ** 0.5)
+        least = weight.real.new_tensor(smallest(self.contraction.unit))
         found = gram_cholesky(weight.mH if tall else weight, least, self.contraction.unit).matrix
         return found.mH if tall else found
 
@@ -86,7 +87,7 @@ class Rows(Head):
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
         # A row of zeros stays zero: constant outputs are Lipschitz with any bound.
-        return weight / row_norms(weight, cells, torch.finfo(weight.dtype).tiny)[:, None]
+        return weight / row_norms(weight, cells, smallest(self.contraction.unit) ** 2)[:, None]
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         _require(self(matrix, extra), matrix, "rows of norm one")

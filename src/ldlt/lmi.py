@@ -65,7 +65,7 @@ class MatrixInequality:
     @property
     def residual(self) -> float:
         """Smallest eigenvalue relative to the scale."""
-        return self.smallest / self.scale
+        return self.smallest / (self.scale or 1.0)  # Q = 0 for the bound zero of an output that is constant
 
     def factors(self) -> BlockFactors:
         """Block ``LDL'``: unit lower triangular ``L`` and block diagonal ``D``, one block per name."""

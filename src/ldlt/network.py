@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,14 +24,17 @@ from ldlt.grid import Fold, Layout, operator_norm, row_norms
 from ldlt.heads import get_head
 from ldlt.plan import Group, Plan, make_plan
 from ldlt.precision import full_precision
-from ldlt.scalars import bounded, positive, unbounded
+from ldlt.scalars import bounded, positive, smallest, unbounded
 from ldlt.sweep import Blueprint, Explicit, Free, sweep
-from ldlt.graph.trace import trace
+from ldlt.graph.trace import hooks_of, trace
 
 if TYPE_CHECKING:
     from ldlt.certificates.certificate import Certificate
 
 __all__ = ["Lipschitz", "Scaled"]
+
+ROUNDING = 4
+"""Rounding units of an output's magnitude that constants of outputs and of their differences allow for."""
 
 
 class Scaled(nn.Module):
@@ -142,12 +145,14 @@ class Lipschitz(nn.Module):
             )
         self.module = module
         self.input_shape = shape
+        self._hooks: list[str] = []
         self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen))
         self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []
         for group in [*plan.groups.values(), plan.output]:
             self._add_parameters(group, alpha, train_multipliers)
         self.to(dtype=like.dtype, device=like.device)
+        self._hooks = hooks_of(self)
         initialise.initialise(self, init, gain, alpha, placing)
 
     # -- construction ------------------------------------------------------------------------------------------------
@@ -210,6 +215,11 @@ class Lipschitz(nn.Module):
         return Free(weights, cast(self._bound()), extra)
 
     def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None, watch: str | None = None) -> Explicit:
+        if not torch.compiler.is_compiling() and hooks_of(self) != self._hooks:
+            raise GraphError(
+                "hooks were added to the network, or taken from it, since it was made, so that its graph is another one: "
+                "remove them (handle.remove()), or register them before the module is wrapped"
+            )
         free = self._free(dtype)
         with full_precision(free.bound):
             return sweep(self._blueprint, self.module, free, batch=batch, watch=watch)
@@ -222,13 +232,22 @@ class Lipschitz(nn.Module):
         """
         return {**self._free(dtype).weights, **self._sweep(dtype).weights}
 
-    def multipliers(self) -> dict[str, Tensor]:
-        """``Λ`` of every activation node, one number per neuron, in the order of the flattened features."""
-        found = self._sweep().multipliers
+    def multipliers(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """``Λ`` of every activation node, one number per neuron, in the order of the flattened features.
+
+        Args:
+            dtype: As in :meth:`explicit`.
+        """
+        found = self._sweep(dtype).multipliers
         return {a.name: join_groups(self.plan, a.name, found) for a in self.graph.activations}
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's output (batch, k) for x (batch, *input_shape)."""
+        y, found = self._evaluate(x, self.module)
+        return y if self.plan.output.free else y * self._gain(found)
+
+    def _evaluate(self, x: Tensor, module: nn.Module, prefix: str = "") -> tuple[Tensor, Explicit]:
+        """Run a module with the explicit weights, which it knows by their names behind a prefix."""
         if not isinstance(x, Tensor):
             raise ShapeError(f"the input must be a tensor, not {type(x).__name__}")
         if tuple(x.shape[1:]) != self.input_shape or x.ndim < 1:
@@ -239,32 +258,60 @@ class Lipschitz(nn.Module):
         )
         found = self._sweep(batch=None if plain else x.shape[0])
         convolves = any(isinstance(w, CirculantWeight) for w in found.weights.values())
+        weights = {prefix + n: w for n, w in found.weights.items()} if prefix else found.weights
         with RememberUnpadded() if convolves and not plain else contextlib.nullcontext():
-            y: Tensor = functional_call(self.module, found.weights, (x,))
-        return y if self.plan.output.free else y * self._gain(found)
+            y: Tensor = functional_call(module, weights, (x,))
+        return y, found
 
-    @staticmethod
-    def _gain(found: Explicit) -> Tensor:
-        """``1/‖F_y‖``: the factor that makes a given output satisfy the bound."""
-        return 1 / operator_norm(found.output)
+    def output_gain(self, dtype: torch.dtype | None = None) -> float:
+        """The factor of the output: 1 unless it has no free map (``output="scale"``)."""
+        if self.plan.output.free:
+            return 1.0
+        with torch.no_grad():
+            return float(self._gain(self._sweep(dtype)))
+
+    def _gain(self, found: Explicit) -> Tensor:
+        """``1/‖F_y‖``: the factor that makes a given output satisfy the bound.
+
+        The norm counts at least a share of what it would be if nothing cancelled: where everything does, what is left
+        is rounding, and a constant output needs no factor.
+        """
+        assert found.magnitude is not None
+        norm = operator_norm(found.output)
+        least = self._blueprint.contraction.unit ** (2 / 3) * found.magnitude().norm()
+        return 1 / torch.hypot(norm, least + smallest(self._blueprint.contraction.unit))
 
     # -- what is certified -------------------------------------------------------------------------------------------
 
-    def _output_map(self) -> tuple[Tensor, float, Layout | None]:
-        """``F_y`` (k, q) of the certified map, ℓ, and how the output lies on a grid, in float64."""
-        with torch.no_grad():
-            found = self._sweep(torch.float64)
-            matrix = found.output if self.plan.output.free else found.output * self._gain(found)
-            return matrix, float(found.bound), found.layout
+    def _output_maps(self) -> Iterator[tuple[Tensor, Tensor, float, Layout | None]]:
+        """Of the certified map ``F_y`` (k, q), its error (k,), ℓ, and how the output lies on a grid, in float64.
+
+        First those of the sweep in float64, which frozen weights come from, then those of the sweep in the precision
+        of the parameters, which is another one: each is right for its own weights, up to the rounding of these.
+        """
+        own = self._bound().dtype
+        unit = ROUNDING * torch.finfo(own).eps
+        for dtype in dict.fromkeys((torch.float64, own)):
+            with torch.no_grad():
+                found = self._sweep(dtype)
+                assert found.magnitude is not None
+                gain = 1.0 if self.plan.output.free else self._gain(found).double()
+                wide = torch.complex128 if found.output.is_complex() else torch.float64
+                matrix, error = found.output.to(wide) * gain, unit * gain * found.magnitude().double()
+                yield matrix, error, float(found.bound), found.layout
 
     @property
     def bound(self) -> float:
         """The certified Lipschitz constant of the whole map, in the Euclidean norm."""
-        if self.plan.output.free and not self._blueprint.head.joint:
-            matrix, ell, _ = self._output_map()
-            return ell * float(operator_norm(matrix))
+        if not self._joint_bound:
+            return max(ell * float(operator_norm(matrix)) for matrix, _, ell, _ in self._output_maps())
         with torch.no_grad():
             return self._bound.value()
+
+    @property
+    def _joint_bound(self) -> bool:
+        """Whether the declared bound is that of the whole map."""
+        return self._blueprint.head.joint or not self.plan.output.free
 
     @property
     def declared_bound(self) -> float:
@@ -274,10 +321,11 @@ class Lipschitz(nn.Module):
 
     def output_bounds(self) -> Tensor:
         """Constant of every single output (k,), float64; those of an image in the order of its flattened pixels."""
-        matrix, ell, layout = self._output_map()
-        if layout is None:
-            return ell * torch.linalg.vector_norm(matrix, dim=-1)
-        return ell * Fold(layout.cells, None).vector(row_norms(matrix, layout.cells), layout.parts)
+        found = []
+        for matrix, error, ell, layout in self._output_maps():
+            norms = row_norms(matrix, None if layout is None else layout.cells) + error
+            found.append(ell * (norms if layout is None else Fold(layout.cells, None).vector(norms, layout.parts)))
+        return torch.stack(found).amax(0).clamp(max=self.declared_bound)
 
     def bound_of(self, value: str) -> float:
         r"""Certified Lipschitz constant of the map from the input to an intermediate value, :math:`ℓ\|F_t\|`.
@@ -304,12 +352,23 @@ class Lipschitz(nn.Module):
         return float(found.bound) * float(operator_norm(found.watched))
 
     def pair_bounds(self) -> Tensor:
-        r"""Constant :math:`ℓ\|U'(e_c − e_j)\|` of ``y_c − y_j`` for every pair of outputs, (k, k) in float64."""
-        matrix, ell, layout = self._output_map()
-        if layout is not None:
-            matrix = Fold(layout.cells, None).both(matrix, layout.parts, (1,) * len(layout.cells))
+        r"""Constant :math:`ℓ\|U'(e_c − e_j)\|` of ``y_c − y_j`` for every pair of outputs, (k, k) in float64.
+
+        The difference of two nearly equal rows is rounding of the stored weights: a few rounding units of the rows'
+        magnitudes are part of the constant.
+        """
         exact = "donot_use_mm_for_euclid_dist"  # differences, not a Gram matrix
-        return ell * torch.cdist(matrix, matrix, compute_mode=exact)
+        found = []
+        for matrix, error, ell, layout in self._output_maps():
+            rows, spare = matrix, error
+            if layout is not None:
+                fold = Fold(layout.cells, None)
+                rows = fold.both(matrix, layout.parts, (1,) * len(layout.cells))
+                spare = fold.vector(error, layout.parts)
+            found.append(ell * (torch.cdist(rows, rows, compute_mode=exact) + spare[:, None] + spare))
+        # Whatever the errors: no pair is worse than two outputs of opposite directions in a map of the joint constant.
+        most = math.sqrt(2) * self.bound if self._joint_bound else 2 * self.declared_bound
+        return torch.stack(found).amax(0).clamp(max=most).fill_diagonal_(0)
 
     # -- other forms -------------------------------------------------------------------------------------------------
 

@@ -244,6 +244,19 @@ class _UNet(nn.Module):
         return self.head(w)
 
 
+class _Encoder(nn.Module):
+    """The first half of a U-Net as a module of its own."""
+
+    def __init__(self, unet: nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, *inputs) to the latent code."""
+        found: Tensor = self.unet.encode(x)  # type: ignore[operator]
+        return found
+
+
 def unet_module(
     inputs: int | Sequence[int],
     hidden: Sequence[int],
@@ -301,14 +314,7 @@ class UNet(Lipschitz):
 
     def encode(self, x: Tensor) -> Tensor:
         """The latent code of x (batch, *inputs), :attr:`latent_bound`-Lipschitz; differentiable."""
-        found: list[Tensor] = []
-        latent = self.module.get_submodule("latent")
-        handle = latent.register_forward_hook(lambda _module, _inputs, output: found.append(output))
-        try:
-            self(x)
-        finally:
-            handle.remove()
-        return found[0]
+        return self._evaluate(x, _Encoder(self.module), "unet.")[0]
 
     @property
     def latent_bound(self) -> float:

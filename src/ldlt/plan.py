@@ -225,15 +225,11 @@ def _moved(graph: Graph, node: Wire, known: dict[str, _Origin], module: nn.Modul
 
 
 def _ancestors(graph: Graph) -> dict[str, set[str]]:
-    """Affine nodes each value depends on."""
+    """Affine nodes each value depends on, itself included."""
     out: dict[str, set[str]] = {}
     for node in graph.nodes:
-        found: set[str] = set()
-        for p in node.parents:
-            found |= out[p]
-            if isinstance(graph[p], Affine):
-                found.add(p)
-        out[node.name] = found
+        found = {node.name} if isinstance(node, Affine) else set()
+        out[node.name] = found.union(*(out[p] for p in node.parents))
     return out
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
-__all__ = ["BALANCE", "LOG", "MARGIN", "bounded", "floor_share", "positive", "unbounded"]
+__all__ = ["BALANCE", "LOG", "MARGIN", "bounded", "floor_share", "positive", "smallest", "unbounded"]
 
 LOG, BALANCE, MARGIN = 20.0, 5.0, 10.0
 """``m`` of logarithms, of the logarithms of balances, and of margins before the sigmoid."""
@@ -32,6 +33,11 @@ def unbounded(value: float | Tensor, limit: float = LOG) -> float | Tensor:
     if isinstance(value, Tensor):
         return limit * (value.clamp(-edge, edge) / limit).atanh()
     return limit * math.atanh(min(max(value, -edge), edge) / limit)
+
+
+def smallest(unit: float) -> float:
+    """Square root of the smallest number of the stored precision; the same for a sweep in a higher one."""
+    return float(torch.finfo(torch.float32 if unit > torch.finfo(torch.float64).eps else torch.float64).tiny ** 0.5)
 
 
 def floor_share(unit: float) -> float:

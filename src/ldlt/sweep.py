@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,20 @@ from ldlt.circulant import CirculantWeight
 from ldlt.contraction import Contracted, Contraction
 from ldlt.convolution import Spec, Taps
 from ldlt.elimination import Elimination, Slopes
-from ldlt.generator import Frame, Generator, any_sizes, combine, linear, matrix_sizes, moved_sizes, reduced, through
+from ldlt.generator import (
+    Frame,
+    Generator,
+    Square,
+    any_sizes,
+    combine,
+    linear,
+    matrix_sizes,
+    moved_sizes,
+    reduced,
+    through,
+)
 from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
-from ldlt.grid import Cells, Layout, local
+from ldlt.grid import Cells, Layout, local, row_norms
 from ldlt.heads import Head
 from ldlt.plan import Group, Place, Plan, Step
 from ldlt.scalars import BALANCE, MARGIN, bounded, positive
@@ -75,6 +86,8 @@ class Explicit:
         inverse: Group -> free tensors by role, when the sweep was run backwards (see :func:`sweep`).
         layout: How the output lies on a grid, if it does: ``output`` is then (f, k, q) with k features per cell.
         watched: ``F_t`` of the value that was asked for, when it was made.
+        magnitude: Makes the magnitudes of the outputs before cancellation, ``Σ_j |B_ij| s_j``, (k,) or one per local
+            feature: a relative error of the weights changes an output's row of ``F_y`` by that much at most.
     """
 
     weights: dict[str, Tensor]
@@ -84,6 +97,7 @@ class Explicit:
     inverse: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     layout: Layout | None = None
     watched: Tensor | None = None
+    magnitude: Callable[[], Tensor] | None = None
 
 
 def _slopes(node: Activation, place: Place, module: nn.Module, like: Tensor) -> Slopes:
@@ -118,6 +132,7 @@ class _Run:
         self.blueprint, self.module, self.free, self.target = blueprint, module, free, target
         self.batch, self.watch = batch, watch
         self.watched: Tensor | None = None
+        self.magnitude: Callable[[], Tensor] | None = None
         self.graph, self.plan = blueprint.graph, blueprint.plan
         self.tensors = self.graph.tensors(module)
         source = self.graph.input
@@ -186,7 +201,7 @@ class _Run:
         shapes = [self.graph[p].shape for p in node.parents]
         gen = reduced(node.bind(self.tensors), parents, shapes, node.shape, self.state.noise)
         self.state.keep([v for v in step.live if v != step.name])
-        self.state.coarsen(None)
+        self.state.coarsen(None, alone=False)  # the new vector shares its noise with what stays
         gen.sizes = self.state.sizes
         self.state.live[step.name] = gen
 
@@ -376,7 +391,9 @@ class _Run:
     def finish(self) -> Tensor:
         group = self.plan.output
         if not group.free:
-            return self._flat(self.state.live[group.value])
+            gen = self.state.live[group.value]
+            self.magnitude = gen.magnitude
+            return self._flat(gen)
         place = self.plan.places[group.name]
         self.state.keep([m for t in group.terms for m in t.members])
         self.state.coarsen(place.cells)
@@ -391,7 +408,9 @@ class _Run:
             self._remember(group, frame.lift(weight), others)
             matrix = head(weight, others)
         matrix = frame.soften(matrix)
-        self._assign(group, self.state.output(frame, matrix))
+        maps = self.state.output(frame, matrix)
+        self._assign(group, maps)
+        self.magnitude = lambda: _magnitude(maps, frame, place.cells)
         return matrix
 
     @staticmethod
@@ -418,7 +437,9 @@ class _Run:
         output = self.finish()
         group = self.plan.output
         layout = self.plan.places[group.name].layout if group.free else self.state.live[group.value].layout
-        return Explicit(self.weights, self.multipliers, output, self.free.bound, self.inverse, layout, self.watched)
+        return Explicit(
+            self.weights, self.multipliers, output, self.free.bound, self.inverse, layout, self.watched, self.magnitude
+        )
 
     def _look(self, step: Step) -> None:
         """Keep the generator of the value that is asked for; what is eliminated later does not change its constant."""
@@ -429,6 +450,27 @@ class _Run:
         """Whether a step makes a vector from images by a fixed operation."""
         node = self.graph.index.get(step.transport or "")
         return isinstance(node, Wire) and node.role in ("linear", "rearrange") and len(node.shape) == 1
+
+
+def _magnitude(maps: Sequence[Tensor], frame: Frame, cells: Cells) -> Tensor:
+    """``Σ_j |B_ij| s_j`` of output maps (k, d), or on a grid (f, k, d), and the members they read."""
+    total: Tensor | None = None
+    for matrix, member in zip(maps, frame.members, strict=True):
+        sized = matrix.detach() * _reach(member)
+        if cells is None:
+            own = sized.abs().sum(-1)
+        else:  # by Cauchy and Schwarz, over all cells
+            own = math.sqrt(math.prod(cells) * sized.shape[-1]) * row_norms(sized, cells)
+        total = own if total is None else total + own
+    assert total is not None
+    return total
+
+
+def _reach(member: Generator) -> Tensor:
+    """Magnitudes of a member's features that bound their slopes, in units of 1/ℓ."""
+    singular = any(isinstance(v, Square) and v.root.divides_only for v in member.blocks.values())
+    # |w_i| changes by at most (|c| + r)|v_i|, and v_i = C_i F ξ with |C_i F| ≤ 1/(√2 r √Λ_i): (1 + |ρ|) times the size.
+    return 2 * member.size if singular else member.magnitude()
 
 
 def _kind(constant: Tensor, like: Tensor) -> torch.dtype:

@@ -695,15 +695,17 @@ def require_finite(module: nn.Module) -> None:
             raise GraphError(f"'{name}' has entries that are infinite or not a number; no bound holds for them")
 
 
-def hooks_of(module: nn.Module) -> list[int]:
-    """What runs beside the forward functions: a graph is only that of a module with the same hooks."""
-    found = []
-    for m in module.modules():
-        for table in (m._forward_hooks, m._forward_pre_hooks):
-            found += [id(h) for h in table.values()]
+def hooks_of(module: nn.Module) -> list[str]:
+    """What runs beside or instead of the forward functions: a graph is only that of a module with the same of these."""
     shared: Any = nn.modules.module
-    for table in (shared._global_forward_hooks, shared._global_forward_pre_hooks):
-        found += [id(h) for h in table.values()]
+    tables = [("", shared._global_forward_hooks), ("", shared._global_forward_pre_hooks)]
+    found = []
+    for path, m in module.named_modules():
+        tables += [(path, m._forward_hooks), (path, m._forward_pre_hooks)]
+        if "forward" in m.__dict__:
+            found.append(f"{path} forward")
+    for path, table in tables:
+        found += [f"{path} {getattr(hook, '__qualname__', type(hook).__name__)}" for hook in table.values()]
     return found
 
 

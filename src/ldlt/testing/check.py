@@ -29,11 +29,17 @@ __all__ = ["Report", "Summary", "check_module", "check_network", "jacobians", "r
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 """How far a slope may be above the bound, relatively."""
-AGREEMENT = {torch.float32: 2e-3, torch.float64: 1e-8}
-"""How far two ways to compute one output may differ, relative to ``bound·|x| + |y|``."""
+AGREEMENT = {torch.float32: 2e-2, torch.float64: 1e-8}
+"""How far two ways to compute one output may differ, relative to ``bound·|x| + |y|``.
+
+The frozen weights of a float32 network come from float64. The factor of a stack without full rank has the condition 1/δ
+there, δ = ε^{1/3}, so projected weights have errors of ε/δ; a head divides them by ``√α = 2√ε`` where they depend on
+each other. The two together are ε^{1/6}/2, or 0.035: no error of a network, but one of its float32 weights.
+"""
 LEAST_RESIDUAL = -1e-9
-SCALES = (0.0, 0.1, 1.0, 10.0, 300.0, 1e6)
-"""Of the points where Jacobians are taken: the origin has ties, far points have other patterns than near ones."""
+SCALES = (1e-9, 0.1, 1.0, 10.0, 300.0, 1e6)
+"""Of the points where Jacobians are taken: far points have other patterns than near ones. Not the origin itself: where
+there are ties autograd need not return a derivative (``Softshrink(0.0)`` is the identity, with the gradient 0 at 0)."""
 ROUNDINGS = 32
 """Measured rounding errors that a comparison allows for."""
 
@@ -169,7 +175,9 @@ class _Check:
         if centred:  # no constant depends on biases, and large ones would keep every activation on one side
             self._compare("frozen without biases", lambda x: functional_call(self.frozen, centred, (x,)), points)
         weights = {n: w.detach() for n, w in self.net.explicit().items()}
-        if not isinstance(self.frozen, ldlt.Scaled) and all(type(w) in (Tensor, nn.Parameter) for w in weights.values()):
+        if not isinstance(self.frozen, ldlt.Scaled) and all(
+            type(w) in (Tensor, nn.Parameter) for w in weights.values()
+        ):
             twin = copy.deepcopy(self.net.module).double()
             exact = {n: w.double() for n, w in weights.items()}
             self._compare("live", lambda x: functional_call(twin, exact, (x,)), points)

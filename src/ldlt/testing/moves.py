@@ -317,8 +317,9 @@ def _flatten(rng: random.Random, shape: Shape) -> nn.Module | None:
         return None
     if rng.random() < 0.3:
         return nn.Flatten()
-    return _any(rng, lambda s, x: x.flatten(1), lambda s, x: torch.flatten(x, 1), lambda s, x: x.reshape(-1, prod(shape)),
-                lambda s, x: x.reshape(x.shape[0], -1), lambda s, x: x.contiguous().view(x.size(0), -1))  # fmt: skip
+    return _any(rng, lambda s, x: x.flatten(1), lambda s, x: torch.flatten(x, 1),
+                lambda s, x: x.reshape(-1, prod(shape)), lambda s, x: x.reshape(x.shape[0], -1),
+                lambda s, x: x.contiguous().view(x.size(0), -1))  # fmt: skip
 
 
 @move("selection")
@@ -398,7 +399,9 @@ def _several(rng: random.Random, shape: Shape) -> nn.Module:
 # -------------------------------------------------------------------------------------------------- convolutions
 
 
-def _conv(rng: random.Random, shape: Shape, size: int = 3, transposed: bool = False, **options: Any) -> nn.Module | None:
+def _conv(
+    rng: random.Random, shape: Shape, size: int = 3, transposed: bool = False, **options: Any
+) -> nn.Module | None:
     """A convolution over all dimensions but the first."""
     dims = len(shape) - 1
     reach = options.get("dilation", 1) * (size - 1)
@@ -635,8 +638,8 @@ def _residual(rng: random.Random, shape: Shape) -> nn.Module:
         return h
 
     return _any(rng, in_place, lambda s, x: x + s.last(torch.tanh(s.first(x))), lambda s, x: F.relu(x + s.first(x)),
-                lambda s, x: x - s.last(F.relu(s.first(F.relu(x)))), lambda s, x: s.last(s.first(x).relu()) + s.last.bias,
-                first=first, last=last)  # fmt: skip
+                lambda s, x: x - s.last(F.relu(s.first(F.relu(x)))),
+                lambda s, x: s.last(s.first(x).relu()) + s.last.bias, first=first, last=last)  # fmt: skip
 
 
 @move("odd convolution")
@@ -661,12 +664,16 @@ def _added(s: Any, x: Tensor, y: Tensor) -> Tensor:
     return h
 
 
-register_move("join", "sum", _alike([lambda s, x, y: x + y, lambda s, x, y: torch.add(x, y), lambda s, x, y: x.add(y)]), 2)
+register_move(
+    "join", "sum", _alike([lambda s, x, y: x + y, lambda s, x, y: torch.add(x, y), lambda s, x, y: x.add(y)]), 2
+)
 register_move("join", "difference", _alike([lambda s, x, y: x - y, lambda s, x, y: torch.sub(y, x)]), 2)
 register_move("join", "weighted", _alike([lambda s, x, y: 0.3 * x - 2 * y, lambda s, x, y: torch.add(x, y, alpha=-0.5),
                                           lambda s, x, y: torch.lerp(x, y, 0.25)]), 2)  # fmt: skip
 register_move("join", "in_place", _alike([_added]), 2)
-register_move("join", "stack", _alike([lambda s, x, y: torch.stack([x, y], 1), lambda s, x, y: torch.hstack([x, y])]), 2)
+register_move(
+    "join", "stack", _alike([lambda s, x, y: torch.stack([x, y], 1), lambda s, x, y: torch.hstack([x, y])]), 2
+)
 register_move("join", "extremum", _alike([lambda s, x, y: torch.maximum(x, y), lambda s, x, y: torch.min(x, y)]), 2)
 
 
