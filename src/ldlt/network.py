@@ -24,6 +24,7 @@ from ldlt.grid import Fold, Layout, operator_norm, row_norms
 from ldlt.heads import get_head
 from ldlt.plan import Group, Plan, make_plan
 from ldlt.precision import full_precision
+from ldlt.running import running_statistics
 from ldlt.scalars import bounded, positive, smallest, unbounded
 from ldlt.sweep import Blueprint, Explicit, Free, sweep
 from ldlt.graph.trace import hooks_of, trace
@@ -146,6 +147,7 @@ class Lipschitz(nn.Module):
         self.module = module
         self.input_shape = shape
         self._hooks: list[str] = []
+        self._normalises = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
         self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen))
         self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []
@@ -259,7 +261,11 @@ class Lipschitz(nn.Module):
         found = self._sweep(batch=None if plain else x.shape[0])
         convolves = any(isinstance(w, CirculantWeight) for w in found.weights.values())
         weights = {prefix + n: w for n, w in found.weights.items()} if prefix else found.weights
-        with RememberUnpadded() if convolves and not plain else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if convolves and not plain:
+                stack.enter_context(RememberUnpadded())
+            if self.training and self._normalises:
+                weights = {**weights, **stack.enter_context(running_statistics(module))}
             y: Tensor = functional_call(module, weights, (x,))
         return y, found
 
