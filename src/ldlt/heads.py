@@ -37,6 +37,10 @@ class Head(ABC):
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
         """``U`` (k, n) for a free matrix (k, n); on a grid (``cells``) one of each per frequency."""
 
+    def settle(self, matrix: Tensor, cells: Cells = None) -> Tensor:
+        """``U`` after it was softly projected once more."""
+        return matrix
+
     @abstractmethod
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Free parameters that give this ``U``."""
@@ -88,6 +92,10 @@ class Rows(Head):
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
         # A row of zeros stays zero: constant outputs are Lipschitz with any bound.
         return weight / row_norms(weight, cells, smallest(self.contraction.unit) ** 2)[:, None]
+
+    def settle(self, matrix: Tensor, cells: Cells = None) -> Tensor:
+        # A row keeps norm one, but one that was projected to almost nothing is not blown up.
+        return matrix / row_norms(matrix, cells, self.contraction.unit)[:, None]
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         _require(self(matrix, extra), matrix, "rows of norm one")

@@ -331,7 +331,7 @@ class Lipschitz(nn.Module):
         for matrix, error, ell, layout in self._output_maps():
             norms = row_norms(matrix, None if layout is None else layout.cells) + error
             found.append(ell * (norms if layout is None else Fold(layout.cells, None).vector(norms, layout.parts)))
-        return torch.stack(found).amax(0).clamp(max=self.declared_bound)
+        return _largest(found, self.declared_bound)
 
     def bound_of(self, value: str) -> float:
         r"""Certified Lipschitz constant of the map from the input to an intermediate value, :math:`ℓ\|F_t\|`.
@@ -374,7 +374,7 @@ class Lipschitz(nn.Module):
             found.append(ell * (torch.cdist(rows, rows, compute_mode=exact) + spare[:, None] + spare))
         # Whatever the errors: no pair is worse than two outputs of opposite directions in a map of the joint constant.
         most = math.sqrt(2) * self.bound if self._joint_bound else 2 * self.declared_bound
-        return torch.stack(found).amax(0).clamp(max=most).fill_diagonal_(0)
+        return _largest(found, most).fill_diagonal_(0)
 
     # -- other forms -------------------------------------------------------------------------------------------------
 
@@ -624,6 +624,11 @@ class _Bound(nn.Module):
         # The number in use may be the declared one rounded down; another one comes from a loaded state.
         rounded = not self.trained and 0 <= self.start - used <= 2**-20 * self.start
         return self.start if rounded else used
+
+
+def _largest(found: Sequence[Tensor], most: float) -> Tensor:
+    """The largest of several bounds, not above one that holds whatever they are: they may have overflowed."""
+    return torch.nan_to_num(torch.stack(list(found)), nan=math.inf).amax(0).clamp(max=most)
 
 
 def _round_down(value: float, dtype: torch.dtype) -> Tensor:

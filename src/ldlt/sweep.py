@@ -407,7 +407,7 @@ class _Run:
             weight, others = head.invert(wanted, extra)
             self._remember(group, frame.lift(weight), others)
             matrix = head(weight, others)
-        matrix = frame.soften(matrix)
+        matrix = head.settle(frame.soften(matrix), place.cells)
         maps = self.state.output(frame, matrix)
         self._assign(group, maps)
         self.magnitude = lambda: _magnitude(maps, frame, place.cells)
