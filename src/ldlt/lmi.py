@@ -127,7 +127,9 @@ class _Form:
     def affine(self, node: Affine, parent: Tensor) -> Tensor:
         explicit: Any = self.weights[node.weight].detach()
         # An explicit convolution is an operator on whole images, which knows its matrix.
-        matrix = explicit.matrix().double() if hasattr(explicit, "matrix") else node.matrix(explicit.double(), self.graph)
+        matrix = (
+            explicit.matrix().double() if hasattr(explicit, "matrix") else node.matrix(explicit.double(), self.graph)
+        )
         value = F.linear(parent.flatten(1), matrix)
         # A matrix may have other rows than the layer, such as one difference of two outputs; an image may not.
         return value if len(node.shape) == 1 else value.reshape(-1, *node.shape)
@@ -144,8 +146,8 @@ class _Form:
 def assemble(net: _Network) -> MatrixInequality:
     """``Q`` of a network built here, at its current parameters, with its own multipliers and reported bound.
 
-    For the head ``"rows"``, whose joint bound is larger than the declared one, the multipliers are scaled alike: scaling
-    ``Q`` by ``τ`` scales ``ℓ²`` and ``Λ``.
+    For the head ``"rows"``, whose joint bound is larger than the declared one, the multipliers are scaled alike:
+    scaling ``Q`` by ``τ`` scales ``ℓ²`` and ``Λ``.
     """
     with torch.no_grad():
         bound = net.bound

@@ -32,7 +32,7 @@ __all__ = ["Elimination", "check", "choose", "contract", "factor"]
 
 
 def factor(generator: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """``F = R'`` and the soft projection ``P = I − Q_2'Q_2`` from ``[X; δ diag(s)] = [Q_1; Q_2] R``, ``δ = ε^{1/3}``."""
+    """``F = R'`` and soft projection ``P = I − Q_2'Q_2`` from ``[X; δ diag(s)] = [Q_1; Q_2] R``, ``δ = ε^{1/3}``."""
     delta = torch.finfo(generator.dtype).eps ** (1 / 3)
     size = size.clamp(min=delta * float(size.max())) + torch.finfo(generator.dtype).tiny ** 0.5
     q, r = torch.linalg.qr(torch.cat([generator, delta * size.diag()]))

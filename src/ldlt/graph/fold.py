@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from ldlt.graph.nodes import Activation, Affine, Graph, Input, Node, Tensors, Wire, lookup
+from ldlt.graph.nodes import Activation, Affine, Graph, Input, Node, Tensors, Wire
 
 __all__ = ["Algebra", "Forward", "evaluate", "fold", "visit"]
 

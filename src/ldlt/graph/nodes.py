@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ class _Batch:
 BATCH = _Batch()
 
 
-@lru_cache(maxsize=None)
+@cache
 def resolve(target: str) -> Callable[..., Any]:
     """The operation of a name such as ``"aten.add.Tensor"``."""
     found: Any = operator.attrgetter(target)(torch.ops)
@@ -173,7 +173,7 @@ class Wire(Node):
         args: Positional arguments with :class:`Ref`, :class:`Attr` and ``BATCH`` in the place of values.
         kwargs: Keyword arguments, likewise.
         select: Which element of a tuple result (``split``, ``unbind``) this is.
-        role: ``"sum"`` (``scales`` gives the weight of each parent; all have the shape of the result), ``"order"`` (same
+        role: ``"sum"`` (``scales`` weighs the parents; all have the shape of the result), ``"order"`` (same
             features in the same order, another shape), ``"rearrange"`` (features are moved, dropped or repeated, not
             mixed), ``"linear"`` (anything else that is linear).
         scales: Weights of the parents for ``"sum"``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx, nn
@@ -73,8 +73,8 @@ def mixes(reader: Reader, node: fx.Node) -> None:
     if len(reader.live(node)) != 1:
         raise UnsupportedOpError(
             node.name,
-            "a product or quotient of two functions of the input (gating, attention) has no global Lipschitz bound; use "
-            "sums, concatenations, activations, and products with constants",
+            "a product or quotient of two functions of the input (gating, attention) has no global Lipschitz bound; "
+            "use sums, concatenations, activations, and products with constants",
         )
     reader.wire(node, "linear")
 
@@ -309,7 +309,7 @@ def _batch_norm(reader: Reader, node: fx.Node) -> None:
         args = (Ref(0), keep("offset", "sub.Tensor", shift, column("bias", given["bias"])))
     outer = Wire(name, shape, (inner.name,), "aten.sub.Tensor", args, role="sum", scales=(1.0,))
     reader.put(outer)
-    reader.tuple(node, lambda index: outer.name)
+    reader.elements(node, lambda index: outer.name)
     if node.target is torch.ops.aten.batch_norm.default:
         reader.place(node, outer.name)
 
@@ -325,15 +325,28 @@ def _windows(reader: Reader, node: fx.Node, source: str, index: torch.Tensor, sh
     """
     count, width = index.shape
     name, features = reader.label(node), math.prod(reader.nodes[source].shape)
-    flat = reader.put(Wire(f"{name}__flat", (features,), (source,), "aten.view.default", (Ref(0), [BATCH, -1]), role="order"))
+    flat = reader.put(
+        Wire(f"{name}__flat", (features,), (source,), "aten.view.default", (Ref(0), [BATCH, -1]), role="order")
+    )
     table = reader.keep(f"{name}.windows", Constant(value=index.reshape(-1)))
     spread = reader.put(
-        Wire(f"{name}__windows", (count * width,), (flat,), "aten.index_select.default", (Ref(0), 1, table), role="rearrange")
+        Wire(
+            f"{name}__windows",
+            (count * width,),
+            (flat,),
+            "aten.index_select.default",
+            (Ref(0), 1, table),
+            role="rearrange",
+        )
     )
     lines = (1, count * width)
-    stood = reader.put(Wire(f"{name}__lines", lines, (spread,), "aten.view.default", (Ref(0), [BATCH, *lines]), role="order"))
+    stood = reader.put(
+        Wire(f"{name}__lines", lines, (spread,), "aten.view.default", (Ref(0), [BATCH, *lines]), role="order")
+    )
     ordered = reader.put(Activation(f"{name}__sort", lines, (stood,), module=activations.WindowSort((width,))))
-    first = Wire(f"{name}__first", (1, count), (ordered,), "aten.slice.Tensor", (Ref(0), 2, 0, 2**62, width), role="rearrange")
+    first = Wire(
+        f"{name}__first", (1, count), (ordered,), "aten.slice.Tensor", (Ref(0), 2, 0, 2**62, width), role="rearrange"
+    )
     reader.put(first)
     return reader.put(Wire(name, shape, (first.name,), "aten.view.default", (Ref(0), [BATCH, *shape]), role="order"))
 
@@ -358,12 +371,16 @@ def _max_pool(reader: Reader, node: fx.Node) -> None:
     disjoint = window == stride and not any(padding) and set(dilation) == {1}
     if disjoint and all(n % w == 0 for n, w in zip(shape[1:], window, strict=True)):
         name = reader.label(node)
-        ordered = reader.put(Activation(f"{name}__sort", shape, (source,), module=activations.WindowSort(tuple(window))))
+        ordered = reader.put(
+            Activation(f"{name}__sort", shape, (source,), module=activations.WindowSort(tuple(window)))
+        )
         for d, w in enumerate(window):  # the first entry of each window
             last = d == dims - 1
             kept = (shape[0], *(n // k for n, k in zip(shape[1 : d + 2], window, strict=False)), *shape[d + 2 :])
             args = (Ref(0), d + 2, 0, 2**62, w)
-            wire = Wire(name if last else f"{name}__first{d}", kept, (ordered,), "aten.slice.Tensor", args, role="rearrange")
+            wire = Wire(
+                name if last else f"{name}__first{d}", kept, (ordered,), "aten.slice.Tensor", args, role="rearrange"
+            )
             ordered = reader.put(wire)
         return reader.result(node, ordered)
     axes = []
@@ -405,12 +422,16 @@ def _extreme(sign: int) -> Rule:
             return _pairwise(reader, node, sign)
         source = reader.name(first)
         shape = reader.nodes[source].shape
-        axes = [rest[0]] if rest and isinstance(rest[0], int) else list(rest[0]) if rest else []
+        axes = [rest[0]] if rest and isinstance(rest[0], int) else list(cast(Any, rest[0])) if rest else []
         axes = sorted({a % (len(shape) + 1) for a in axes})
         if not axes or 0 in axes:
             raise UnsupportedOpError(node.name, "it mixes the samples of a batch; name the dimensions behind the batch")
         numbers = _numbers(shape)
-        index = numbers.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)).reshape(-1, math.prod(numbers.shape[a] for a in axes))
+        index = (
+            numbers.movedim(axes, list(range(-len(axes), 0)))
+            .flatten(-len(axes))
+            .reshape(-1, math.prod(numbers.shape[a] for a in axes))
+        )
         if sign < 0:
             source = _opposite(reader, node, source, "__negative")
         result = _windows(reader, node, source, index, reader.pooled(node))
@@ -435,10 +456,14 @@ def _sort(reader: Reader, node: fx.Node) -> None:
     stood = reader.put(moved)
     if len(lines) == 1:
         lines = (1, *lines)
-        stood = reader.put(Wire(f"{label}__line", lines, (stood,), "aten.view.default", (Ref(0), [BATCH, *lines]), role="order"))
+        stood = reader.put(
+            Wire(f"{label}__line", lines, (stood,), "aten.view.default", (Ref(0), [BATCH, *lines]), role="order")
+        )
     name = reader.put(Activation(f"{label}__sort", lines, (stood,), module=activations.WindowSort(window)))
     if not given.get("descending", False):
-        name = reader.put(Wire(f"{label}__flip", lines, (name,), "aten.flip.default", (Ref(0), [len(lines)]), role="rearrange"))
+        name = reader.put(
+            Wire(f"{label}__flip", lines, (name,), "aten.flip.default", (Ref(0), [len(lines)]), role="rearrange")
+        )
     back = sorted(range(len(order)), key=order.__getitem__)
     if len(shape) == 1:
         name = reader.put(Wire(label, shape, (name,), "aten.view.default", (Ref(0), [BATCH, *shape]), role="order"))
@@ -449,19 +474,39 @@ def _sort(reader: Reader, node: fx.Node) -> None:
 
 def _opposite(reader: Reader, node: fx.Node, source: str, suffix: str) -> str:
     name = reader.label(node) + suffix
-    return reader.put(Wire(name, reader.nodes[source].shape, (source,), "aten.neg.default", (Ref(0),), role="sum", scales=(-1.0,)))
+    return reader.put(
+        Wire(name, reader.nodes[source].shape, (source,), "aten.neg.default", (Ref(0),), role="sum", scales=(-1.0,))
+    )
 
 
 def _pairwise(reader: Reader, node: fx.Node, sign: int) -> None:
     shape = reader.shape(node)
     if len(reader.live(node)) != 2 or any(reader.shape(a) != shape for a in node.args[:2]):
-        raise UnsupportedOpError(node.name, "two functions of the input of one shape are expected; use clamp for numbers")
+        raise UnsupportedOpError(
+            node.name, "two functions of the input of one shape are expected; use clamp for numbers"
+        )
     features = math.prod(shape)
     parts = []
     for place, arg in enumerate(node.args[:2]):
-        wire = Wire(f"{reader.label(node)}__part{place}", (features,), (reader.name(arg),), "aten.view.default", (Ref(0), [BATCH, -1]), role="order")
+        wire = Wire(
+            f"{reader.label(node)}__part{place}",
+            (features,),
+            (reader.name(arg),),
+            "aten.view.default",
+            (Ref(0), [BATCH, -1]),
+            role="order",
+        )
         parts.append(reader.put(wire))
-    both = reader.put(Wire(f"{reader.label(node)}__both", (2 * features,), tuple(parts), "aten.cat.default", ([Ref(0), Ref(1)], 1), role="rearrange"))
+    both = reader.put(
+        Wire(
+            f"{reader.label(node)}__both",
+            (2 * features,),
+            tuple(parts),
+            "aten.cat.default",
+            ([Ref(0), Ref(1)], 1),
+            role="rearrange",
+        )
+    )
     if sign < 0:
         both = _opposite(reader, node, both, "__negative")
     index = torch.stack([torch.arange(features), torch.arange(features) + features], 1)
@@ -479,7 +524,9 @@ register_operation("mul", _times, 0)
 register_operation("div", _over, 1)
 register_operation("lerp", _lerp, 2)
 
-register_operation("clone alias detach contiguous lift_fresh_copy _to_copy to dropout native_dropout feature_dropout", same, 0)
+register_operation(
+    "clone alias detach contiguous lift_fresh_copy _to_copy to dropout native_dropout feature_dropout", same, 0
+)
 register_operation(
     "view reshape _unsafe_view flatten unflatten squeeze unsqueeze permute transpose t mT swapaxes swapdims movedim "
     "select slice narrow split split_with_sizes chunk tensor_split unbind index_select index flip roll rot90 "
@@ -535,7 +582,7 @@ _HINTS = {
         "and activations",
     "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell":
         "a recurrent layer uses one matrix many times and multiplies gates; unroll the recursion with Linear layers",
-    "embedding embedding_bag _embedding_bag": "an embedding is not a function of a real vector; feed its output instead",
+    "embedding embedding_bag _embedding_bag": "an embedding is no function of a real vector; feed its output instead",
     "bilinear": "a bilinear map multiplies two functions of the input; use Linear layers",
     "glu": "it multiplies one half of its input by a gate made from the other, so its slopes are unbounded; use an "
         "elementwise activation such as SiLU",

@@ -1,7 +1,7 @@
 """From an ``nn.Module`` to a :class:`~ldlt.graph.nodes.Graph`, by ``torch.export``, or a refusal that names the node.
 
-The module is exported with a dynamic batch and decomposed to ATen operations: what is read is what it *computes*, hooks,
-subclasses, parametrisations and overwritten tensors included. Each operation then enters the graph by its rule in
+The module is exported with a dynamic batch and decomposed to ATen operations: what is read is what it *computes*,
+hooks, subclasses, parametrisations and overwritten tensors included. Each operation then enters the graph by its rule in
 :mod:`ldlt.graph.operations`; one without a rule ends in :class:`~ldlt.errors.UnsupportedOpError`. The size of the batch
 may appear in shapes and nowhere else. Training and evaluation are both looked at, and must compute the same function up
 to dropout.
@@ -15,6 +15,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,20 @@ from ldlt.errors import GraphError, LdltError, ShapeError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
 from ldlt.frozen import CircularConv
 from ldlt.graph.fold import evaluate
-from ldlt.graph.nodes import BATCH, Activation, Attr, Constant, Convolution, Graph, Input, Node, Ref, Wire, index_map, lookup
+from ldlt.graph.nodes import (
+    BATCH,
+    Activation,
+    Attr,
+    Constant,
+    Convolution,
+    Graph,
+    Input,
+    Node,
+    Ref,
+    Wire,
+    index_map,
+    lookup,
+)
 from ldlt.graph.operations import TABLE
 
 __all__ = ["Reader", "hooks_of", "trace"]
@@ -45,7 +59,22 @@ _CHANCE = {
 }  # fmt: skip
 _MADE = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0}
 """Constants that read nothing of the input but its shape."""
-_SILENT = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "sym_constrain_range", "_assert_async"}
+_SIZED = {"view", "reshape", "_unsafe_view", "expand", "broadcast_to", "unflatten"}
+"""Operations whose shape may name the batch; so may those that make a constant of one number."""
+_CREATED = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full"}
+_SPREAD = {
+    *_SIZED, *_CREATED, "slice", "select", "slice_scatter", "select_scatter", "clone", "unsqueeze", "squeeze", "copy",
+    "add", "sub", "mul", "div", "neg", "cat", "alias", "detach",
+}  # fmt: skip
+"""What may be done to a constant with one row per sample: nothing that counts or tells samples apart."""
+_AXES = {"dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1"}
+_SILENT = {
+    "_assert_tensor_metadata",
+    "_assert_scalar",
+    "sym_constrain_range_for_size",
+    "sym_constrain_range",
+    "_assert_async",
+}
 
 
 # -- opaque operations -------------------------------------------------------------------------------------------------
@@ -70,6 +99,14 @@ def _frozen(x: Tensor, path: str, shape: list[int]) -> Tensor:
 @_frozen.register_fake
 def _(x: Tensor, path: str, shape: list[int]) -> Tensor:
     return x.new_empty(x.shape[0], *shape)
+
+
+def _run_activation(x: Tensor, path: str) -> Tensor:
+    return cast(Tensor, torch.ops.ldlt.activation(x, path))
+
+
+def _run_frozen(x: Tensor, path: str, shape: list[int]) -> Tensor:
+    return cast(Tensor, torch.ops.ldlt.frozen(x, path, shape))
 
 
 def _plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
@@ -118,9 +155,9 @@ def _opaque(module: nn.Module) -> Iterator[dict[str, nn.Module]]:
             if _plain(layer, _DROPOUT):
                 swap(layer, lambda x: x)
             elif isinstance(layer, CircularConv) and _plain(layer, (CircularConv,)):
-                swap(layer, lambda x, p=path, s=layer.outputs: torch.ops.ldlt.frozen(x, p, list(s)))
+                swap(layer, partial(_run_frozen, path=path, shape=list(layer.outputs)))
             elif activations.is_activation(layer):
-                swap(layer, lambda x, p=path: torch.ops.ldlt.activation(x, p))
+                swap(layer, partial(_run_activation, path=path))
         with _Known() as known:
             yield known.made
     finally:
@@ -211,7 +248,9 @@ class Reader:
     def _count(self) -> Counter[int]:
         """How often each parameter is read, whatever its name."""
         uses: Counter[int] = Counter()
-        paths = {s.arg.name: s.target for s in self.program.graph_signature.input_specs if s.kind == InputKind.PARAMETER}
+        paths = {
+            s.arg.name: s.target for s in self.program.graph_signature.input_specs if s.kind == InputKind.PARAMETER
+        }
         for node in self.program.graph.nodes:
             for arg in _occurrences(node) if node.op == "call_function" else ():
                 if arg.name in paths:
@@ -225,6 +264,8 @@ class Reader:
         """The graph of the program."""
         signature = self.program.graph_signature
         specs = {s.arg.name: s for s in signature.input_specs}
+        if not self.program.call_spec.out_spec.is_leaf():
+            raise GraphError("the module must return exactly one tensor that depends on its input")
         wanted = [s.arg.name for s in signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
         output: str | None = None
         for node in self.program.graph.nodes:
@@ -287,6 +328,7 @@ class Reader:
                 "slopes, sums, multiples, concatenations, slices, reshapes, means, pools, and products with constants",
             )
         try:
+            self._refuse_batch_axis(node)
             entry.rule(self, node)
         except LdltError:
             raise
@@ -296,13 +338,40 @@ class Reader:
             ) from error
         return None
 
+    def _refuse_batch_axis(self, node: fx.Node) -> None:
+        """Refuse to act along the batch: trying some batch sizes out would not tell (``x.roll(12, 0)``)."""
+        target = cast(torch._ops.OpOverload, node.target)
+        schema = target._schema.arguments
+        given = {a.name: a.default_value for a in schema} | dict(zip((a.name for a in schema), node.args, strict=False))
+        given |= node.kwargs
+        first = next((a for a in _occurrences(node) if isinstance(self._value(a), Tensor)), None)
+        name = target._overloadpacket.__name__
+        if first is None or name == "permute":
+            return
+        count = self._value(first).ndim + (name in ("unsqueeze", "stack"))
+        asked = [v for k, v in given.items() if k in _AXES and v is not None]
+        axes = [a % count for v in asked for a in (v if isinstance(v, (list, tuple)) else [v]) if count]
+        whole = name.startswith("slice") and given.get("start") in (0, None) and (given.get("end") or 2**62) >= 2**62
+        along = (0 in axes and not (whole and given.get("step", 1) == 1)) or (name == "roll" and not axes)
+        if name == "index":
+            along = cast(Any, given["indices"])[0] is not None
+        if name in ("tril", "triu"):
+            along = count < 3
+        if along:
+            raise UnsupportedOpError(self.label(node), "it acts along the batch; samples must not influence each other")
+
+    @staticmethod
+    def _value(node: fx.Node) -> Any:
+        found = node.meta.get("val")
+        return found[0] if isinstance(found, (tuple, list)) and found else found
+
     def _filled(self, node: fx.Node, value: Any) -> None:
         """A constant of the shape of a value."""
         shape = [1 if isinstance(n, torch.SymInt) else n for n in self.meta(node).shape]
-        target, args = "aten.full.default", (shape, value)
+        made = Constant("aten.full.default", (shape, value))
         if isinstance(value, fx.Node):
-            target, args = "aten.expand.default", (self.constant(value), shape)
-        self._attrs[node] = self.keep(f"={self.label(node)}", Constant(target, args))
+            made = Constant("aten.expand.default", (self.constant(value), shape))
+        self._attrs[node] = self.keep(f"={self.label(node)}", made)
 
     def _layer(self, node: fx.Node) -> None:
         """A layer that was exported as one operation."""
@@ -347,15 +416,18 @@ class Reader:
     def _features(self, node: fx.Node, found: Tensor) -> tuple[int, ...]:
         sizes = tuple(found.shape)
         first = sizes[0] if sizes else None
-        if not isinstance(first, torch.SymInt) or first.node.expr != self._batch.node.expr or not all(
-            type(n) is int for n in sizes[1:]
+        if (
+            not isinstance(first, torch.SymInt)
+            or first.node.expr != self._batch.node.expr
+            or not all(type(n) is int for n in sizes[1:])
         ):
             raise UnsupportedOpError(
                 self.label(node), "the first dimension must stay the batch; this operation moves, mixes or removes it"
             )
         if found.dtype != self._dtype:
             raise UnsupportedOpError(
-                self.label(node), f"it gives {found.dtype} where the network computes in {self._dtype}; use one precision"
+                self.label(node),
+                f"it gives {found.dtype} where the network computes in {self._dtype}; use one precision",
             )
         return cast("tuple[int, ...]", sizes[1:])
 
@@ -407,16 +479,33 @@ class Reader:
                 raise UnsupportedOpError(arg.name, f"'{target}' is no operation on tensors")
             if target.namespace != "aten":
                 raise UnsupportedOpError(
-                    self.label(arg), "a layer is applied to a constant tensor; call the function instead, torch.relu for nn.ReLU"
+                    self.label(arg),
+                    "a layer is applied to a constant tensor; call the function instead, torch.relu for nn.ReLU",
                 )
             if torch.Tag.nondeterministic_seeded in target.tags:
                 raise UnsupportedOpError(arg.name, "it is random; draw noise outside of the network")
-            args = tuple(self._template(a, None) for a in source.args)
-            kwargs = tuple((k, self._template(v, None)) for k, v in source.kwargs.items() if k not in ("device", "pin_memory", "layout"))
+            self._refuse_counting(source)
+            args = tuple(self._template(a, None, source) for a in source.args)
+            kwargs = tuple(
+                (k, self._template(v, None, source))
+                for k, v in source.kwargs.items()
+                if k not in ("device", "pin_memory", "layout")
+            )
             self._attrs[arg] = self.keep(f"={self.label(arg)}", Constant(str(target), args, kwargs, select))
         return self._attrs[arg]
 
-    def _template(self, arg: Any, parents: list[str] | None) -> Any:
+    def _refuse_counting(self, node: fx.Node) -> None:
+        """Refuse a constant that is computed from the number of samples, or tells them apart."""
+        own = node.target._overloadpacket.__name__  # type: ignore[union-attr]
+        rows = [v.shape[:1] for v in map(self._value, _occurrences(node)) if isinstance(v, Tensor)]
+        if any(isinstance(n, torch.SymInt) for shape in rows for n in shape):
+            if own not in _SPREAD:
+                raise UnsupportedOpError(
+                    self.label(node), "it is computed from a tensor with one row per sample; make it for one sample"
+                )
+            self._refuse_batch_axis(node)
+
+    def _template(self, arg: Any, parents: list[str] | None, node: fx.Node, inside: bool = False) -> Any:
         """An argument with references instead of values; without parents, that of a constant of one sample."""
         if isinstance(arg, fx.Node):
             if parents is not None and self.is_live(arg):
@@ -424,7 +513,9 @@ class Reader:
                 return Ref(len(parents) - 1)
             value = arg.meta.get("val")
             if isinstance(value, torch.SymInt):
-                if arg.target is torch.ops.aten.sym_size.int and value.node.expr == self._batch.node.expr:
+                own = node.target._overloadpacket.__name__  # type: ignore[union-attr]
+                plain = arg.target is torch.ops.aten.sym_size.int and value.node.expr == self._batch.node.expr
+                if plain and inside and own in _SIZED | _CREATED:
                     return 1 if parents is None else BATCH
                 raise UnsupportedOpError(
                     arg.name, "the size of the batch is computed with; it may appear in shapes only, as it is"
@@ -437,7 +528,7 @@ class Reader:
         if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise UnsupportedOpError(str(arg), "the size of the batch may appear in shapes only")
         if isinstance(arg, (tuple, list)):
-            return [self._template(a, parents) for a in arg]
+            return [self._template(a, parents, node, True) for a in arg]
         return arg
 
     # -- what rules make -----------------------------------------------------------------------------------------------
@@ -458,14 +549,14 @@ class Reader:
         """Say which value of the graph a node is."""
         self._live[node] = name
 
-    def tuple(self, node: fx.Node, element: Callable[[int], str]) -> None:
+    def elements(self, node: fx.Node, element: Callable[[int], str]) -> None:
         """Say which values the elements of a tuple are."""
         self._tuples[node] = element
 
     def result(self, node: fx.Node, name: str) -> None:
         """Say which value a node is, or the first element of its tuple."""
         if isinstance(node.meta["val"], (tuple, list)):
-            self.tuple(node, lambda index: name if index == 0 else self._indices(node))
+            self.elements(node, lambda index: name if index == 0 else self._indices(node))
         else:
             self.place(node, name)
 
@@ -494,8 +585,8 @@ class Reader:
             spread: Shape that all parents are expanded to first.
         """
         parents: list[str] = []
-        args = tuple(self._template(a, parents) for a in node.args)
-        kwargs = tuple((k, self._template(v, parents)) for k, v in node.kwargs.items())
+        args = tuple(self._template(a, parents, node) for a in node.args)
+        kwargs = tuple((k, self._template(v, parents, node)) for k, v in node.kwargs.items())
         kwargs = tuple((k, v) for k, v in kwargs if k not in ("memory_format", "device", "pin_memory"))
         target, label = str(node.target), self.label(node)
         if spread is not None:
@@ -510,7 +601,7 @@ class Reader:
                     self.put(self._ordered(Wire(name, shape, tuple(parents), target, args, kwargs, index, role)))
                 return name
 
-            self.tuple(node, element)
+            self.elements(node, element)
             return
         wire = Wire(label, self.shape(node), tuple(parents), target, args, kwargs, None, role, tuple(scales))
         self.add(node, self._ordered(wire))
@@ -520,7 +611,9 @@ class Reader:
         if value.shape == shape:
             return name
         if len(value.shape) != len(shape):
-            raise UnsupportedOpError(name, f"features of shape {value.shape} do not spread to {shape}; add dimensions of size 1")
+            raise UnsupportedOpError(
+                name, f"features of shape {value.shape} do not spread to {shape}; add dimensions of size 1"
+            )
         wide, again = f"{name}__wide", 0
         while wide in self.nodes:
             again += 1
@@ -549,11 +642,15 @@ class Reader:
             role: Of the operation if it has no constants.
         """
         parents: list[str] = []
-        args = [self._template(a, parents) for a in node.args]
-        kwargs = tuple((k, self._template(v, parents)) for k, v in node.kwargs.items())
+        args = [self._template(a, parents, node) for a in node.args]
+        kwargs = tuple((k, self._template(v, parents, node)) for k, v in node.kwargs.items())
         kwargs = tuple((k, v) for k, v in kwargs if k not in ("memory_format", "device", "pin_memory"))
         label, shape, target = self.label(node), self.shape(node), str(node.target)
-        if not parents or any(_holds(args[i], Ref) for i in fixed if i < len(args)) or _holds(dict(kwargs), (Ref, Attr)):
+        if (
+            not parents
+            or any(_holds(args[i], Ref) for i in fixed if i < len(args))
+            or _holds(dict(kwargs), (Ref, Attr))
+        ):
             raise UnsupportedOpError(label, "it multiplies two functions of the input, or names its tensors")
         places = [i for i, a in enumerate(args) if i not in fixed and _holds(a, Attr)]
         places += [i for i in numbers if i < len(args) and isinstance(args[i], (int, float)) and args[i] != 0]
@@ -596,9 +693,7 @@ class Reader:
             return None
         return cast(fx.Node, pad.args[0]), tuple(border)
 
-    def activation(
-        self, node: fx.Node, source: Any, module: nn.Module | None = None, path: str | None = None
-    ) -> None:
+    def activation(self, node: fx.Node, source: Any, module: nn.Module | None = None, path: str | None = None) -> None:
         """Add a nonlinearity."""
         name, label = self.name(source), self.label(node)
         shape = self.nodes[name].shape
@@ -670,7 +765,12 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
             "the module computes another function in training than in evaluation (besides dropout and batch "
             "normalisation); it must not depend on self.training"
         )
-    _refuse_mixing(graph, module)
+    _require_images(graph)
+    tensors = graph.tensors(module)
+    for path in graph.constants:
+        value = tensors(path).detach()
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise GraphError(f"the constant '{path[1:]}' has entries that are not finite; no bound holds for them")
     _check(module, graph)
     return graph
 
@@ -681,7 +781,9 @@ def _alike(a: Graph, b: Graph) -> bool:
             return node
         return node.name, node.shape, node.parents, repr(node.module)
 
-    return (a.output, dict(a.constants)) == (b.output, dict(b.constants)) and [*map(plain, a.nodes)] == [*map(plain, b.nodes)]
+    return (a.output, dict(a.constants)) == (b.output, dict(b.constants)) and [*map(plain, a.nodes)] == [
+        *map(plain, b.nodes)
+    ]
 
 
 def require_finite(module: nn.Module) -> None:
@@ -709,8 +811,8 @@ def hooks_of(module: nn.Module) -> list[str]:
     return found
 
 
-def _refuse_mixing(graph: Graph, module: nn.Module) -> None:
-    """Groups of channels are sorted at every position of an image; elsewhere only vectors are."""
+def _require_images(graph: Graph) -> None:
+    """Refuse outputs that are no vectors, unless the whole network is about images."""
     if len(graph[graph.output].shape) != 1 and not graph.has_images:
         raise GraphError(
             f"the output must have shape (batch, k), not (batch, {', '.join(map(str, graph[graph.output].shape))}): "
@@ -725,11 +827,16 @@ def _check(module: nn.Module, graph: Graph) -> None:
     except Exception as error:
         raise GraphError(f"{type(module).__name__} cannot be copied: {error}") from error
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    usual = torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.callback(torch.set_default_dtype, usual)
+        torch.set_default_dtype(torch.float64)  # of the tensors that forward makes
         for p in twin.parameters():
             if p.is_floating_point():
-                size = max(1, p.shape[-1]) if p.ndim else 1
-                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) / size**0.5)
+                width = max(1, p.shape[-1]) if p.ndim else 1
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) / width**0.5)
         x = 2 * torch.randn(4, *graph.input.shape, generator=generator, dtype=torch.float64)
         for training in (False, True):
             twin.train(training)
@@ -744,13 +851,17 @@ def _check(module: nn.Module, graph: Graph) -> None:
             except LdltError:
                 raise
             except Exception as error:
-                raise GraphError(f"the module cannot be run in double precision, one sample at a time: {error}") from error
+                raise GraphError(
+                    f"the module cannot be run in double precision, one sample at a time: {error}"
+                ) from error
             for found, reason in (
                 (together, "look for a hook, an overwritten tensor, randomness or a use of self.training"),
                 (apart, "samples of a batch influence each other, or a batch of one is treated differently"),
             ):
                 size = float(expected.abs().max()) if expected.numel() else 0.0
-                close = (found.shape, found.dtype) == (expected.shape, expected.dtype) and torch.allclose(found, expected, rtol=1e-9, atol=1e-9 * (1 + size))
+                close = (found.shape, found.dtype) == (expected.shape, expected.dtype) and torch.allclose(
+                    found, expected, rtol=1e-9, atol=1e-9 * (1 + size)
+                )
                 if not close:
                     mode = "training" if training else "evaluation"
                     raise GraphError(f"the traced graph is not what the module computes in {mode} mode: {reason}")

@@ -1,0 +1,239 @@
+"""The front door: what a module computes is what its graph says, or it is refused with a reason."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrize, spectral_norm
+
+import ldlt
+from ldlt.graph import Activation, Affine, Convolution, Wire, evaluate
+from ldlt.graph.trace import trace
+
+
+class Run(nn.Module):
+    """A function of a linear layer's output, and of the input."""
+
+    def __init__(self, run, size=4, **parts):
+        super().__init__()
+        self.layer, self.run = nn.Linear(size, size), run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.run(self, self.layer(x))
+
+
+class Loud(nn.Conv2d):
+    def forward(self, x):
+        return 20 * super().forward(x)
+
+
+def alike(module, shape, batch=5):
+    """The graph of a module computes what the module does, in float64."""
+    module = module.double().eval()
+    graph = trace(module, shape)
+    x = torch.randn(batch, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.allclose(evaluate(graph, module, x.clone()), module(x.clone()), rtol=1e-10, atol=1e-12)
+    return graph
+
+
+SENTENCES = {
+    "batch arithmetic": (lambda s, x: x * (1 + 100 * (x.shape[0] // 10)), "size of the batch"),
+    "batch as a number": (lambda s, x: x / x.shape[0], "size of the batch"),
+    "batch times": (lambda s, x: x.size(0) * x, "size of the batch"),
+    "branch on the batch": (lambda s, x: 100 * x if x.shape[0] > 4 else x, "batches of some sizes"),
+    "branch on a batch of one": (lambda s, x: 100 * x if x.shape[0] == 1 else x, "batch of one"),
+    "branch on data": (lambda s, x: x if x.sum() > 0 else -x, "values of its input"),
+    "item": (lambda s, x: x * float(x.max()), "values of its input"),
+    "mean of the batch": (lambda s, x: x - x.mean(0, keepdim=True), "influence each other"),
+    "flipped batch": (lambda s, x: x.flip(0), "influence each other"),
+    "rolled batch": (lambda s, x: x.roll(12, 0), "influence each other"),
+    "a part of the batch": (lambda s, x: torch.cat([x[:12], x[12:]]), "batch"),
+    "overwritten samples": (lambda s, x: x.index_fill(0, torch.tensor([0]), 1.0), "no certified rule"),
+    "counted rows": (lambda s, x: x * (1 + 100 * (x.new_ones(x.shape[0], 1).sum(0) // 10)), "one row per sample"),
+    "numbered rows": (lambda s, x: x * (1 + torch.arange(x.shape[0])[:, None] // 10), "one row per sample"),
+    "rolled by the batch": (lambda s, x: x.roll([x.shape[0]], [1]), "size of the batch"),
+    "triangle": (lambda s, x: x.triu(-12), "influence each other"),
+    "chosen samples": (lambda s, x: x[torch.zeros(2, dtype=torch.long)], "batch"),
+    "batch merged": (lambda s, x: x.reshape(-1).reshape(-1, 4), "must stay the batch"),
+    "Gram matrix": (lambda s, x: x @ x.T, "batch"),
+    "product": (lambda s, x: x * x, "no global Lipschitz bound"),
+    "gate": (lambda s, x: x * torch.sigmoid(x), "no global Lipschitz bound"),
+    "quotient": (lambda s, x: x / (1 + x.abs()), "no global Lipschitz bound"),
+    "normalised": (lambda s, x: F.normalize(x), "known slopes"),
+    "exponential": (lambda s, x: x.exp(), "slopes are unbounded"),
+    "layer normalisation": (lambda s, x: F.layer_norm(x, (4,)), "normalised by construction"),
+    "batch statistics": (lambda s, x: F.batch_norm(x, None, None, training=True), "running"),
+    "log-softmax": (lambda s, x: F.log_softmax(x, 1), "logits"),
+    "noise": (lambda s, x: x + torch.randn(4), "random"),
+    "precision": (lambda s, x: x.half().float(), "precision"),
+    "jump": (lambda s, x: torch.where(x > 0, x, x + 1), "jumps"),
+    "GLU": (lambda s, x: torch.cat([F.glu(x), F.glu(x)], 1), "gate"),
+    "a dict": (lambda s, x: {"y": x}, "exactly one tensor"),
+    "two outputs": (lambda s, x: (x, x), "exactly one tensor"),
+    "the mode": (lambda s, x: 2 * x if s.training else x, "training"),
+    "a constant": (lambda s, x: s.layer.bias, "depends on its input"),
+    "numpy": (lambda s, x: torch.from_numpy(x.detach().numpy()), "cannot be exported"),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_refused_with_a_sentence(name):
+    run, words = SENTENCES[name]
+    with pytest.raises(ldlt.GraphError) as caught:
+        trace(Run(run), (4,))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.LSTM(4, 4), nn.GRU(4, 4), nn.RNN(4, 4), nn.TransformerEncoderLayer(4, 2, batch_first=True),
+              nn.MultiheadAttention(4, 2, batch_first=True)], ids=lambda m: type(m).__name__
+)  # fmt: skip
+def test_layers_that_multiply_functions_of_the_input_are_refused(layer):
+    with pytest.raises(ldlt.LdltError):
+        trace(layer, (3, 4))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["layer.weight", "layer.bias", "buffer"])
+def test_numbers_that_are_not_finite_are_refused(bad, where):
+    module = Run(lambda s, x: x)
+    module.register_buffer("buffer", torch.zeros(3))
+    with torch.no_grad():
+        dict([*module.named_parameters(), *module.named_buffers()])[where].view(-1)[0] = bad
+    with pytest.raises(ldlt.GraphError, match="not a number"):
+        trace(module, (4,))
+
+
+def test_constants_made_in_forward_that_are_not_finite_are_refused():
+    with pytest.raises(ldlt.GraphError, match="finite"):
+        trace(Run(lambda s, x: x + torch.tensor([1.0, float("inf"), 0, 0])), (4,))
+
+
+class Everything(nn.Module):
+    """What a tracer that does not follow views, constants or overwritten tensors would get wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.Softsign(), nn.Dropout(), nn.ReLU(inplace=True))
+        self.norm, self.tied = nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.register_buffer("mask", torch.rand(4))
+
+    def forward(self, x):
+        h = F.softsign(self.norm(self.first(x))).clamp(min=0) + torch.tensor([1.0, 2, 3, 4])
+        h = h + torch.zeros(x.shape[0], 4)
+        h += x.new_ones(x.shape[0], 1) * x
+        h[:, :1].mul_(3.0)
+        h[:, 1:2] = 0.5
+        h[:, 2:3] = x[:, :1]
+        wide = torch.zeros(x.shape[0], 6, dtype=x.dtype)
+        wide[:, 1:5] = F.dropout(h, 0.5, self.training)
+        pooled = F.max_pool1d(wide[:, None], 3, 2, 1).flatten(1)
+        tied = F.linear(x, self.tied.weight * self.mask) + self.tied(F.softmax(x, 1))
+        return torch.cat([pooled, tied, F.pad(x, (1, 1), value=2.0), torch.sort(x, 1)[0], x.amin(1, keepdim=True)], 1)
+
+
+def test_the_graph_is_what_the_module_computes():
+    graph = alike(Everything(), (4,))
+    assert [a.weight for a in graph.affines] == ["first.0.weight"]  # the other one is used twice
+    again = pickle.loads(pickle.dumps(copy.deepcopy(graph)))
+    assert again.nodes[-1] == graph.nodes[-1]
+    assert list(again.constants) == list(graph.constants)
+
+
+def test_a_subclass_is_what_its_forward_computes():
+    module = nn.Sequential(Loud(1, 2, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
+    graph = alike(module, (1, 4, 4))
+    assert any(isinstance(n, Wire) and n.scales == (20.0,) for n in graph.nodes)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("before", [False, True])
+def test_hooks_are_part_of_the_graph(place, before):
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    if before:
+        module[place].register_forward_pre_hook(lambda _, inputs: (100 * inputs[0],))
+    else:
+        module[place].register_forward_hook(lambda _m, _i, output: 100 * output)
+    assert any(isinstance(n, Wire) and n.scales == (100.0,) for n in alike(module, (4,)).nodes)
+
+
+def test_global_hooks_are_part_of_the_graph():
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda m, _i, output: 3 * output if isinstance(m, nn.ReLU) else None
+    )
+    try:
+        graph = alike(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), (4,))
+    finally:
+        handle.remove()
+    assert any(isinstance(n, Wire) and n.scales == (3.0,) for n in graph.nodes)
+
+
+def test_hooks_that_come_later_are_refused():
+    net = ldlt.Lipschitz(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), input_shape=4)
+    handle = net.module[1].register_forward_hook(lambda _m, _i, output: 100 * output)
+    with pytest.raises(ldlt.GraphError, match="hooks"):
+        net(torch.zeros(1, 4))
+    handle.remove()
+    net(torch.zeros(1, 4))
+
+
+def test_parametrised_weights_are_given_maps():
+    class Symmetric(nn.Module):
+        def forward(self, w):
+            return w.triu() + w.triu(1).T
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    parametrize.register_parametrization(module[0], "weight", Symmetric())
+    graph = alike(module, (4,))
+    assert [a.weight for a in graph.affines] == ["2.weight"]
+    with pytest.raises(ldlt.GraphError, match="training"):  # its power iteration runs in training only
+        trace(nn.Sequential(spectral_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 2)), (4,))
+
+
+LAYERS = {
+    "circular": (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (3, 4, 4), Convolution),
+    "zeros": (nn.Conv2d(3, 4, 3, padding=1), (3, 4, 4), Wire),
+    "patches": (nn.Conv2d(3, 4, 2, stride=2), (3, 4, 4), Convolution),
+    "same": (nn.Conv1d(3, 4, 3, padding="same", padding_mode="circular"), (3, 6), Convolution),
+    "transposed": (nn.ConvTranspose2d(3, 2, 2, stride=2), (3, 2, 2), Convolution),
+    "tokens": (nn.Linear(4, 5), (3, 4), Wire),
+    "vector": (nn.Linear(4, 5), (4,), Affine),
+    "frozen": (nn.Linear(4, 5).requires_grad_(False), (4,), Wire),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_which_maps_are_free(name):
+    layer, shape, kind = LAYERS[name]
+    with torch.no_grad():
+        size = layer(torch.zeros(1, *shape)).numel()
+    graph = alike(nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(size, 2)), shape)
+    first = next(n for n in graph.nodes if n.name in ("_0", "_0__map"))
+    assert type(first) is kind
+
+
+def test_names_follow_the_layers():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.head = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.encoder(x) + x)
+
+    names = [n.name for n in trace(Named(), (4,)).nodes]
+    assert names[1:] == ["encoder_0", "encoder_1", "add", "head"]
+
+
+def test_joint_nonlinearities_keep_their_groups():
+    graph = alike(nn.Sequential(nn.Linear(4, 6), ldlt.activations.MaxMin(), nn.Softmax(1), nn.Linear(6, 2)), (4,))
+    kinds = [type(n.module or graph).__name__ for n in graph.nodes if isinstance(n, Activation)]
+    assert len(kinds) == 2
