@@ -150,7 +150,8 @@ def _symbol(node: fx.Node, known: Mapping[fx.Node, Any], live: set[fx.Node], val
         if all(v is None or type(v) is int for v in plain):
             return known[cast(fx.Node, source)][index]
     if node.target is operator.add and len(node.args) == 2:
-        pair = [known.get(a) if isinstance(a, fx.Node) else a for a in node.args]
-        if all(isinstance(p, tuple) and not any(isinstance(v, fx.Node) for v in p) for p in pair):
-            return pair[0] + pair[1]
+        left, right = (known.get(a) if isinstance(a, fx.Node) else a for a in node.args)
+        if isinstance(left, tuple) and isinstance(right, tuple):
+            both = (*left, *right)
+            return _UNSURE if any(isinstance(v, fx.Node) for v in both) else both
     return _UNSURE

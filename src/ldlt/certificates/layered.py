@@ -67,7 +67,8 @@ def layer_norms(model: nn.Module, input_shape: Sequence[int]) -> LayerNorms:
         UnsupportedOpError: An operation without a rule.
     """
     with evaluating(model):
-        run = _Run(symbolic_trace(nn.Sequential(model)))  # a single layer is one, not what its forward is made of
+        program = symbolic_trace(nn.Sequential(model))  # a single layer is one, not what its forward is made of
+        run = _Run(program)
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(_BATCH, *input_shape, generator=generator).to(reference(model))
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -75,7 +76,7 @@ def layer_norms(model: nn.Module, input_shape: Sequence[int]) -> LayerNorms:
                 raise GraphError(f"'{name}' has entries that are infinite or not numbers")
         with torch.no_grad():
             found = run.run(x.clone())
-            refuse_batch_arithmetic(run.module, run.env)
+            refuse_batch_arithmetic(program, run.env)
             apart = torch.cat([model(row[None].clone()) for row in x])
         if not bool(apart.isfinite().all()):
             raise GraphError("the network overflows, or computes what is not a number")
