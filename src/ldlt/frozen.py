@@ -90,7 +90,7 @@ class CircularConv(nn.Module):
         self.weight = nn.Parameter(kernel.detach().clone())
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self.unrolled = unrolls(kernel.shape[0], kernel.shape[1], tuple(kernel.shape[2:]))
-        self._known: tuple[Any, Tensor] | None = None
+        self._known: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, weight: CirculantWeight, bias: Tensor | None, like: Tensor) -> CircularConv:
@@ -118,19 +118,20 @@ class CircularConv(nn.Module):
     def _operator(self) -> tuple[Tensor, grid.Cells]:
         """The map as :func:`ldlt.grid.apply` wants it: a transfer function and its grid, or a matrix and None.
 
-        It is kept as long as the kernel stays the same and no gradient is asked for.
+        It is kept as long as no gradient is asked for and the kernel has the numbers that it was made from. They are
+        compared: no version counter sees every way to change a tensor (``weight.data.mul_(2)``, say).
         """
         if math.prod(self.cells) == 1:
             return self.weight.reshape(self.weight.shape[:2]), None
         if torch.is_grad_enabled() and self.weight.requires_grad:  # made anew each time: the transform is the cheaper
             return grid.transfer(self.weight, self.cells).contiguous(), self.cells
-        weight = self.weight
-        key = (weight.data_ptr(), weight._version, weight.dtype, weight.device)
-        if self._known is None or self._known[0] != key:
-            kernel = weight.detach()
+        kernel = self.weight.detach()
+        known = self._known
+        alike = known is not None and known[0].dtype == kernel.dtype and known[0].device == kernel.device
+        if known is None or not alike or not torch.equal(known[0], kernel):
             made = self.spec.unrolled(kernel, self.inputs) if self.unrolled else grid.transfer(kernel, self.cells)
-            self._known = (key, made.contiguous())
-        return self._known[1], None if self.unrolled else self.cells
+            known = self._known = (kernel.clone(), made.contiguous())
+        return known[1], None if self.unrolled else self.cells
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolved images."""

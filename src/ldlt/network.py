@@ -606,8 +606,8 @@ class _Bound(nn.Module):
         if math.isfinite(self.high):
             low = self.low or self.high * 1e-6
             share = min(max(math.log(value / low) / math.log(self.high / low), 0.02), 0.98)
-            return float(unbounded(math.log(share / (1 - share))))
-        return float(unbounded(math.log(max(value - self.low, 0.02 * value))))
+            return unbounded(math.log(share / (1 - share)))
+        return unbounded(math.log(max(value - self.low, 0.02 * value)))
 
     def forward(self) -> Tensor:
         """ℓ as a scalar tensor."""

@@ -7,6 +7,7 @@ third order near zero and never leaves ``(-m, m)``.
 from __future__ import annotations
 
 import math
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -27,12 +28,16 @@ def positive(free: Tensor, limit: float = LOG) -> Tensor:
     return bounded(free, limit).exp()
 
 
+@overload
+def unbounded(value: Tensor, limit: float = LOG) -> Tensor: ...
+@overload
+def unbounded(value: float, limit: float = LOG) -> float: ...
 def unbounded(value: float | Tensor, limit: float = LOG) -> float | Tensor:
     """The free number of a bounded one: ``bounded(unbounded(v)) = v``; beyond the range, the nearest there is."""
     edge = limit * (1 - 1e-6)
-    if isinstance(value, Tensor):
-        return limit * (value.clamp(-edge, edge) / limit).atanh()
-    return limit * math.atanh(min(max(value, -edge), edge) / limit)
+    if not isinstance(value, Tensor):
+        return limit * math.atanh(min(max(value, -edge), edge) / limit)
+    return limit * (value.clamp(-edge, edge) / limit).atanh()
 
 
 def smallest(unit: float) -> float:

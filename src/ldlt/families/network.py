@@ -182,9 +182,13 @@ class FamilyNetwork(nn.Module):
     def pair_bounds(self) -> Tensor:
         """Constants of all logit differences, ``scale · ‖v_c − v_j‖`` as a ``(k, k)`` tensor in float64.
 
-        Differentiable. The certified radius of a prediction c is ``min_j (y_c − y_j) / pair_bounds[c, j]``.
+        Differentiable. The certified radius of a prediction c is ``min_j (y_c − y_j) / pair_bounds[c, j]``. The
+        difference of two nearly equal rows is rounding, so a few rounding units of the rows are added.
         """
-        return self.scale * pair_constants(self.head.explicit().inner.double())
+        weight = self.head.explicit().inner
+        norms = 4 * torch.finfo(weight.dtype).eps * weight.detach().double().norm(dim=-1)
+        rounding = (norms[..., :, None] + norms[..., None, :]).fill_diagonal_(0)
+        return self.scale * (pair_constants(weight.double()) + rounding)
 
     def freeze(self) -> nn.Sequential:
         """Return a plain sequential network that computes the same function, for inference.

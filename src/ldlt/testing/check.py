@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import ldlt
+from ldlt import reference
 from ldlt.testing.hostile import PARAMETERS, Hostile, hostile_module, pick_kinds
 from ldlt.testing.moves import MOVES
 
@@ -99,7 +100,8 @@ def check_network(net: ldlt.Lipschitz, *, seed: int = 0) -> Report:
     was_training = net.training
     net.eval()
     try:
-        for stage in (check.parameters, check.finite, check.slopes, check.inequality, check.agreement):
+        stages = (check.parameters, check.finite, check.slopes, check.inequality, check.reference, check.agreement)
+        for stage in stages:
             if not check.stopped:
                 with check.guard(stage.__name__):
                     stage()
@@ -220,6 +222,26 @@ class _Check:
             self.report.residual = ldlt.lmi.residual(self.net)
             if not self.report.residual >= LEAST_RESIDUAL:
                 self.report.violations.append(f"inequality: residual {self.report.residual:.3g}")
+
+    def reference(self) -> None:
+        """The rule from its definition, with the explicit maps: no contraction is longer than one."""
+        if self.dtype != torch.float64:
+            return
+        net = self.net
+        tau, weights = (self.bound / net.declared_bound) ** 2, net.explicit(torch.float64)  # scales ℓ² and Λ alike
+        multipliers = {n: tau * m for n, m in net.multipliers(torch.float64).items()}
+        maps = {
+            a.name: w.matrix() if hasattr(w := weights[a.weight], "matrix") else a.matrix(w, net.graph)
+            for a in net.graph.affines
+        }
+        try:
+            norms = reference.check(net.graph, net.module, maps, multipliers, self.bound)
+        except torch.linalg.LinAlgError:  # on the boundary, where the inequality above decides
+            return
+        norms["(output)"] *= net.output_gain(torch.float64)
+        longest = max(norms, key=norms.__getitem__)
+        if not norms[longest] <= 1 + 1e-9:
+            self.report.violations.append(f"reference: the contraction of '{longest}' has norm {norms[longest]:.12g}")
 
     def agreement(self) -> None:
         """Live and frozen, alone and in a batch, training and evaluation; slopes between distant inputs."""

@@ -84,8 +84,8 @@ def hostile_module(seed: int) -> Hostile:
         shape = rng.choice([_vector, _vector, _sequence, _image, _image, _image])(rng)
         steps, parents, moves, shapes = _draw(rng, shape, _palette(rng), min(rng.randint(1, 13), rng.randint(1, 13)))
         unread = set(range(len(shapes) - 1)) - {p for read in parents for p in read}
-        ends = {len(shapes) - 1, *(v for v in sorted(unread)[-2:] if rng.random() < 0.7)}
-        ends = sorted(ends | {rng.randrange(len(shapes))} if rng.random() < 0.3 else ends)
+        last = {len(shapes) - 1, *(v for v in sorted(unread)[-2:] if rng.random() < 0.7)}
+        ends = sorted(last | {rng.randrange(len(shapes))} if rng.random() < 0.3 else last)
         heads, join, free = _heads(rng, [shapes[e] for e in ends])
         used = _reached(parents, ends)
         place = {0: 0} | {old + 1: new + 1 for new, old in enumerate(used)}
