@@ -8,20 +8,29 @@ Example:
 
 from __future__ import annotations
 
+from ldlt.testing.cases import ActivationCase, Case, ContractionCase, NetworkCase, OperationCase, all_cases
 from ldlt.testing.check import Report, Summary, check_module, check_network, jacobians, run_hostile
 from ldlt.testing.hostile import PARAMETERS, Hostile, hostile_module, pick_kinds
-from ldlt.testing.moves import MOVES
+from ldlt.testing.moves import MOVES, Move, register_move
 
 __all__ = [
     "MOVES",
     "PARAMETERS",
+    "ActivationCase",
+    "Case",
+    "ContractionCase",
     "Hostile",
+    "Move",
+    "NetworkCase",
+    "OperationCase",
     "Report",
     "Summary",
+    "all_cases",
     "check_module",
     "check_network",
     "hostile_module",
     "jacobians",
     "pick_kinds",
+    "register_move",
     "run_hostile",
 ]

@@ -224,7 +224,11 @@ class _Check:
                 self.report.violations.append(f"inequality: residual {self.report.residual:.3g}")
 
     def reference(self) -> None:
-        """The rule from its definition, with the explicit maps: no contraction is longer than one."""
+        """The rule from its definition, with the explicit maps: no contraction is longer than one.
+
+        The reference subtracts, I − UU', so that near the boundary its own rounding is what is seen; the inequality,
+        which subtracts nothing, is the sharper test.
+        """
         if self.dtype != torch.float64:
             return
         net = self.net
