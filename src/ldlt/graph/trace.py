@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -184,12 +185,40 @@ def _program(module: nn.Module, shape: tuple[int, ...], training: bool) -> tuple
         if training:
             module.train()
         try:
-            program = export(module, (x,), dynamic_shapes=({0: Dim("batch")},), strict=False)
-            return program.run_decompositions({}), made
+            return export(module, (x,), dynamic_shapes=({0: Dim("batch")},), strict=False), made
         except LdltError:
             raise
         except Exception as error:
             raise _not_exported(module, shape, error) from error
+
+
+def _settled(program: ExportedProgram) -> bool:
+    """Whether the table knows all operations of a program and none overwrites a tensor, so that it is read as it is."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            name = node.target._overloadpacket.__name__
+            known = node.target.namespace == "ldlt" or name in TABLE or name in _SILENT | _CREATED or name == "sym_size"
+            if node.target._schema.is_mutable or not known:
+                return False
+        elif node.op == "call_function" and not callable(getattr(operator, getattr(node.target, "__name__", ""), None)):
+            return False
+    return True
+
+
+def _decomposed(module: nn.Module, shape: tuple[int, ...], program: ExportedProgram) -> ExportedProgram:
+    """The program without overwritten tensors, in simpler operations."""
+    with warnings.catch_warnings(), _quiet():
+        warnings.simplefilter("ignore")
+        try:
+            return program.run_decompositions({})
+        except Exception as error:
+            raise _not_exported(module, shape, error) from error
+
+
+def _says(program: ExportedProgram, made: dict[str, nn.Module]) -> Any:
+    """All that a program says; those of training and evaluation are mostly the same, and then only one is read."""
+    constants = {n: (t.dtype, t.tolist()) for n, t in program.constants.items() if isinstance(t, Tensor)}
+    return str(program.graph), str(program.graph_signature), constants, repr(made)
 
 
 def _not_exported(module: nn.Module, shape: tuple[int, ...], error: Exception) -> LdltError:
@@ -758,9 +787,12 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         ShapeError: ``input_shape`` does not fit.
     """
     require_finite(module)
-    graph = Reader(module, *_program(module, input_shape, False), input_shape).read()
-    training = Reader(module, *_program(module, input_shape, True), input_shape).read()
-    if not _alike(graph, training):
+    (program, made), (trained, others) = (_program(module, input_shape, mode) for mode in (False, True))
+    if not (_settled(program) and _settled(trained)):
+        program, trained = (_decomposed(module, input_shape, p) for p in (program, trained))
+    same = _says(program, made) == _says(trained, others)
+    graph = Reader(module, program, made, input_shape).read()
+    if not same and not _alike(graph, Reader(module, trained, others, input_shape).read()):
         raise GraphError(
             "the module computes another function in training than in evaluation (besides dropout and batch "
             "normalisation); it must not depend on self.training"
