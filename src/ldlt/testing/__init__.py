@@ -9,7 +9,16 @@ Example:
 from __future__ import annotations
 
 from ldlt.testing.cases import ActivationCase, Case, ContractionCase, NetworkCase, OperationCase, all_cases
-from ldlt.testing.check import Report, Summary, check_module, check_network, jacobians, run_hostile
+from ldlt.testing.check import (
+    Report,
+    Summary,
+    check_certificate,
+    check_module,
+    check_network,
+    jacobians,
+    run_certificates,
+    run_hostile,
+)
 from ldlt.testing.hostile import PARAMETERS, Hostile, hostile_module, pick_kinds
 from ldlt.testing.moves import MOVES, Move, register_move
 
@@ -26,11 +35,13 @@ __all__ = [
     "Report",
     "Summary",
     "all_cases",
+    "check_certificate",
     "check_module",
     "check_network",
     "hostile_module",
     "jacobians",
     "pick_kinds",
     "register_move",
+    "run_certificates",
     "run_hostile",
 ]

@@ -26,7 +26,16 @@ from ldlt import reference
 from ldlt.testing.hostile import PARAMETERS, Hostile, hostile_module, pick_kinds
 from ldlt.testing.moves import MOVES
 
-__all__ = ["Report", "Summary", "check_module", "check_network", "jacobians", "run_hostile"]
+__all__ = [
+    "Report",
+    "Summary",
+    "check_certificate",
+    "check_module",
+    "check_network",
+    "jacobians",
+    "run_certificates",
+    "run_hostile",
+]
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 """How far a slope may be above the bound, relatively."""
@@ -344,6 +353,46 @@ def check_module(
     return report
 
 
+def check_certificate(
+    module: nn.Module, input_shape: int | Sequence[int], *, time_limit: float = 2.0, seed: int = 0
+) -> Report:
+    """Certify a plain module with the weights it has, and look for slopes above the bound; the certificate is verified.
+
+    Args:
+        module: The module, in evaluation mode.
+        input_shape: Shape of one sample.
+        time_limit: Seconds for the search.
+        seed: Of the points that are tried.
+    """
+    report = Report()
+    module = module.eval()
+    try:
+        found = ldlt.certify(module, input_shape, time_limit=time_limit)
+        if found.status == "certified":
+            ldlt.verify(found, module)
+    except ldlt.LdltError as error:
+        report.refusal = f"{type(error).__name__}: {error}"
+        return report
+    except Exception as error:
+        report.violations.append(f"foreign exception {type(error).__name__}: {str(error)[:300]}")
+        return report
+    if found.status != "certified":
+        report.refusal = f"not certified: {found.reason}"
+        return report
+    shape = (input_shape,) if isinstance(input_shape, int) else tuple(input_shape)
+    generator = torch.Generator().manual_seed(seed)
+    exact = copy.deepcopy(module).double().requires_grad_(False)
+    for scale in SCALES:
+        rows = jacobians(exact, scale * torch.randn(3, *shape, generator=generator, dtype=torch.float64))
+        if rows.isfinite().all():
+            norm = float(torch.linalg.matrix_norm(rows, 2).max())
+            report.steepest = max(report.steepest, norm / found.bound if found.bound else float(norm > 0))
+            if not norm <= found.bound * (1 + TOLERANCE[torch.float64]):
+                kind = "proven" if found.rigorous else "stated"
+                report.violations.append(f"slope {norm:.9g} above the {kind} bound {found.bound:.9g} ({found.method})")
+    return report
+
+
 # ------------------------------------------------------------------------------------------------ many of them
 
 
@@ -424,6 +473,28 @@ def run_hostile(
         chosen = pick_kinds(seed, kinds) if isinstance(kinds, int) else kinds
         report = check_module(drawn.module, drawn.input_shape, kinds=chosen, seed=seed, **drawn.options)
         summary.add(drawn, report)
+        if progress is not None:
+            progress(summary)
+    return summary
+
+
+def run_certificates(
+    seeds: Iterable[int], progress: Callable[[Summary], None] | None = None, summary: Summary | None = None
+) -> Summary:
+    """Draw a module for each seed, give it parameters of one kind, and check its certificate (:func:`check_certificate`).
+
+    Args:
+        seeds: Which modules.
+        progress: Called after each module.
+        summary: What to add to.
+    """
+    summary = Summary() if summary is None else summary
+    for seed in seeds:
+        drawn = hostile_module(seed)
+        kind = pick_kinds(seed, 1)[0]
+        if kind not in ("trained", "loaded"):
+            PARAMETERS[kind](drawn.module, torch.Generator().manual_seed(seed))
+        summary.add(drawn, check_certificate(drawn.module, drawn.input_shape, seed=seed))
         if progress is not None:
             progress(summary)
     return summary
