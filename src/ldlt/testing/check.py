@@ -481,7 +481,7 @@ def run_hostile(
 def run_certificates(
     seeds: Iterable[int], progress: Callable[[Summary], None] | None = None, summary: Summary | None = None
 ) -> Summary:
-    """Draw a module for each seed, give it parameters of one kind, and check its certificate (:func:`check_certificate`).
+    """Draw a module for each seed, set its parameters to one kind, and check its certificate.
 
     Args:
         seeds: Which modules.
