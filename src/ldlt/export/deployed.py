@@ -20,15 +20,15 @@ from ldlt.certificates.ball import multiply_up, product_up
 from ldlt.certificates.certificate import Certificate, issue, issue_built, verify
 from ldlt.certificates.certifier import certify
 from ldlt.certificates.fingerprint import fingerprint
-from ldlt.certificates.unrolled import unrolled
 from ldlt.errors import CertificateError, GraphError, OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference
 from ldlt.export.encoding import members, typed
-from ldlt.export.program import program_of
+from ldlt.export.program import Program, program_of
+from ldlt.graph import Graph
+from ldlt.graph.trace import trace
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.radius import certified_radius
 from ldlt.rounding import forward_error
-from ldlt.graph.trace import trace
 
 __all__ = ["CLASSIFICATION", "REGRESSION", "Deployed", "Meaning", "deploy"]
 

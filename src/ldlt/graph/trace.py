@@ -213,7 +213,8 @@ class Reader:
         uses: Counter[int] = Counter()
         paths = {s.arg.name: s.target for s in self.program.graph_signature.input_specs if s.kind == InputKind.PARAMETER}
         for node in self.program.graph.nodes:
-            for arg in _occurrences(node) if node.op == "call_function" else ():
+            silent = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "") in _SILENT
+            for arg in _occurrences(node) if node.op == "call_function" and not silent else ():
                 if arg.name in paths:
                     uses[id(lookup(self.module, cast(str, paths[arg.name])))] += 1
         for layer in self.module.modules():
