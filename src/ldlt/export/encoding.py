@@ -62,7 +62,7 @@ def encode(program: Program) -> tuple[dict[str, Any], dict[str, Tensor]]:
     data = {
         "layers": {name: _encode_layer(layer) for name, layer in program.named_children()},
         "tensors": {
-            **{n: "parameter" for n, _ in program.named_parameters(recurse=False)},
+            **{n: "free" if p.requires_grad else "fixed" for n, p in program.named_parameters(recurse=False)},
             **{n: "buffer" for n, _ in program.named_buffers(recurse=False)},
         },
         "steps": [_encode_step(n, [places[p] for p in n.parents]) for n in program.graph.nodes[1:]],
@@ -145,7 +145,8 @@ def decode(data: Any, tensors: Mapping[str, Tensor], input_shape: Sequence[int])
     except LdltError as error:
         raise SavedModelError(f"the saved network is not one: {error}") from error
     except Exception as error:  # a file must not be able to raise anything else
-        raise SavedModelError(f"the saved network is not one ({type(error).__name__}: {str(error)[:200]})") from error
+        reason = " ".join(str(error).split())[:200]
+        raise SavedModelError(f"the saved network is not one ({type(error).__name__}: {reason})") from error
     return program
 
 
@@ -168,9 +169,9 @@ def _decode(data: Any, tensors: Mapping[str, Tensor]) -> Program:
     own: dict[str, Tensor] = {}
     for name, kind in typed(data["tensors"], dict, "tensors").items():
         _check_name(name, "tensor")
-        if kind not in ("parameter", "buffer"):
+        if kind not in ("free", "fixed", "buffer"):
             raise SavedModelError(f"the tensor '{name}' is neither a parameter nor a buffer")
-        own[name] = nn.Parameter(_take(left, name)) if kind == "parameter" else _take(left, name)
+        own[name] = _take(left, name) if kind == "buffer" else nn.Parameter(_take(left, name), kind == "free")
     if left:
         raise SavedModelError(f"the tensor '{next(iter(left))[:_LONGEST_TEXT]}' belongs to no layer")
     found = typed(data["steps"], list, "steps")

@@ -15,7 +15,6 @@ from ldlt.activations import GroupSort, MaxMin
 from ldlt.convolution import FrozenSpec
 from ldlt.export.program import Program, Writer
 from ldlt.graph.nodes import Activation, Convolution, Graph, Node, Wire
-from ldlt.graph.trace import trace
 
 __all__ = ["LARGEST_MATRIX", "portable"]
 
@@ -25,15 +24,15 @@ LARGEST_MATRIX = 2**22
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-def portable(model: nn.Module, input_shape: Sequence[int], *, matrices: bool = False) -> Program:
+def portable(model: nn.Module, graph: Graph, *, matrices: bool = False) -> Program:
     """A network as a program without Fourier transforms, padding around a ring, and pairs of maxima and minima.
 
     Args:
         model: The network.
-        input_shape: Shape of one input.
+        graph: What :func:`~ldlt.graph.trace.trace` returned for it.
         matrices: Write convolutions and averages whose matrix has at most :data:`LARGEST_MATRIX` entries as matrices.
     """
-    return _Portable(model, trace(model, tuple(input_shape)), matrices).write()
+    return _Portable(model, graph, matrices).write()
 
 
 class _Portable(Writer):

@@ -21,7 +21,7 @@ from ldlt.evaluation import evaluating, reference
 from ldlt.frozen import CircularConv
 from ldlt.graph.fold import Forward, visit
 from ldlt.graph.nodes import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire, lookup
-from ldlt.graph.trace import trace
+from ldlt.graph.trace import Recorded
 
 __all__ = ["POOLS", "Program", "Writer", "program_of"]
 
@@ -36,7 +36,7 @@ class _Run(Forward):
         return found
 
 
-class Program(nn.Module):
+class Program(Recorded):
     r"""A network as a list of values; a plain module, which is traced like any other.
 
     Args:
@@ -206,7 +206,8 @@ class Writer:
             self.names[path] = name = f"tensor_{len(self.tensors)}"
             found = self.read(path).detach().clone(memory_format=torch.contiguous_format)
             found = found.to(reference(self.model).dtype) if found.is_floating_point() else found
-            self.tensors[name] = nn.Parameter(found) if path in self.free else found
+            own = path not in self.graph.constants and isinstance(lookup(self.model, path), nn.Parameter)
+            self.tensors[name] = nn.Parameter(found, path in self.free) if own else found
         return Attr(self.names[path])
 
     def _renamed(self, arg: Any) -> Any:
@@ -217,23 +218,15 @@ class Writer:
         return [self._renamed(a) for a in arg] if isinstance(arg, (tuple, list)) else arg
 
 
-def program_of(model: nn.Module, input_shape: Sequence[int]) -> Program:
+def program_of(model: nn.Module, graph: Graph) -> Program:
     """A copy of a plain network as a program, in evaluation mode.
 
     Args:
-        model: A network of plain weights, of operations that :class:`ldlt.Lipschitz` accepts.
-        input_shape: Shape of one input.
-
-    Raises:
-        GraphError: It cannot be traced.
+        model: A network of plain weights.
+        graph: What :func:`~ldlt.graph.trace.trace` returned for it.
     """
-    return checked(Writer(model, trace(model, tuple(input_shape))).write(), model, input_shape)
-
-
-def checked(program: Program, model: nn.Module, input_shape: Sequence[int]) -> Program:
-    """A program that was run beside its model."""
-    like = reference(model)
-    x = torch.randn(3, *input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like)
+    program, like = Writer(model, graph).write(), reference(model)
+    x = torch.randn(3, *graph.input.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like)
     with torch.no_grad(), evaluating(model):
         wanted, found = model(x.clone()), program(x.clone())
     tolerance = torch.finfo(like.dtype).eps ** 0.75

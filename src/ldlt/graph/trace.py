@@ -32,7 +32,7 @@ from ldlt.graph.fold import evaluate
 from ldlt.graph.nodes import BATCH, Activation, Attr, Constant, Convolution, Graph, Input, Node, Ref, Wire, index_map, lookup
 from ldlt.graph.operations import TABLE
 
-__all__ = ["Reader", "hooks_of", "trace"]
+__all__ = ["Reader", "Recorded", "hooks_of", "trace"]
 
 _DROPOUT = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity,
@@ -664,6 +664,38 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         ShapeError: ``input_shape`` does not fit.
     """
     require_finite(module)
+    if not isinstance(module, Recorded):
+        return _trace(module, input_shape)
+    content = module.content(input_shape)
+    if content is None or module.kept is None or module.kept[0] != content:
+        module.kept = (content, _trace(module, input_shape))
+    return module.kept[1]
+
+
+class Recorded(nn.Module):
+    """A module whose forward function reads nothing but its attributes and layers: its graph is kept with it."""
+
+    kept: tuple[Any, Graph] | None = None
+
+    def content(self, input_shape: tuple[int, ...]) -> Any:
+        """All that its graph depends on, which is not the numbers; None if that cannot be told."""
+        layers = dict(self.named_modules())
+        if not all(type(m).__module__.startswith(("torch.nn.", "ldlt.")) for m in layers.values()):
+            return None
+        told = [
+            (path, type(m).__name__, repr([(k, v) for k, v in vars(m).items() if k[0] != "_" and k not in ("training", "kept")]))
+            for path, m in layers.items()
+        ]
+        tensors = [*self.named_parameters(remove_duplicate=False), *self.named_buffers(remove_duplicate=False)]
+        first = {id(t): i for i, (_, t) in reversed([*enumerate(tensors)])}
+        read = [
+            (n, first[id(t)], tuple(t.shape), t.dtype, t.device, t.requires_grad, None if t.is_floating_point() else t.tolist())
+            for n, t in tensors
+        ]
+        return input_shape, hooks_of(self), told, read
+
+
+def _trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     graph = Reader(module, *_program(module, input_shape, False), input_shape).read()
     training = Reader(module, *_program(module, input_shape, True), input_shape).read()
     if not _alike(graph, training):

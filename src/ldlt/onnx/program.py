@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.errors import OnnxError
+from ldlt.graph.trace import Recorded
 from ldlt.onnx.limits import OnnxLimits
 
 __all__ = ["Builder", "Data", "Held", "OnnxModule", "Slot", "Step"]
@@ -46,7 +47,7 @@ class Step:
     last: tuple[int, ...] = ()
 
 
-class OnnxModule(nn.Module):
+class OnnxModule(Recorded):
     """A network read from an ONNX file, as a plain module.
 
     Weights of the file are parameters of ``nn.Linear`` layers, other constants are buffers. Submodules are named after
