@@ -251,7 +251,7 @@ ARGUMENTS = {
     "LeakyReLU": [(1 / 3,)],
     "PReLU": [(6,)],
     "RReLU": [(0.1, 0.4)],
-    "Softplus": [(2.0, 10.0)],
+    "Softplus": [(2.0, 40.0)],
     "Threshold": [(0.0, 0.0)],
 }
 

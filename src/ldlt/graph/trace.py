@@ -147,12 +147,28 @@ def _program(module: nn.Module, shape: tuple[int, ...], training: bool) -> tuple
         if training:
             module.train()
         try:
-            program = export(module, (x,), dynamic_shapes=({0: Dim("batch")},), strict=False)
-            return program.run_decompositions({}), made
+            return export(module, (x,), dynamic_shapes=({0: Dim("batch")},), strict=False), made
         except LdltError:
             raise
         except Exception as error:
             raise _not_exported(module, shape, error) from error
+
+
+def _read(module: nn.Module, program: ExportedProgram, made: dict[str, nn.Module], shape: tuple[int, ...]) -> Graph:
+    with warnings.catch_warnings(), _quiet():
+        warnings.simplefilter("ignore")
+        try:
+            plain = program.run_decompositions({})
+        except Exception as error:
+            raise _not_exported(module, shape, error) from error
+    return Reader(module, plain, made, shape).read()
+
+
+def _says(program: ExportedProgram, made: dict[str, nn.Module]) -> Any:
+    """All that a program says; those of training and evaluation are mostly the same, and then only one is read."""
+    constants = {n: (str(t.dtype), t.tolist()) for n, t in program.constants.items() if isinstance(t, Tensor)}
+    graphs = [str(m.graph) for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
+    return graphs, str(program.graph_signature), constants, repr(made)
 
 
 def _not_exported(module: nn.Module, shape: tuple[int, ...], error: Exception) -> LdltError:
@@ -696,9 +712,10 @@ class Recorded(nn.Module):
 
 
 def _trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
-    graph = Reader(module, *_program(module, input_shape, False), input_shape).read()
-    training = Reader(module, *_program(module, input_shape, True), input_shape).read()
-    if not _alike(graph, training):
+    evaluated = _program(module, input_shape, False)
+    graph = _read(module, *evaluated, input_shape)
+    trained = _program(module, input_shape, True)
+    if _says(*evaluated) != _says(*trained) and not _alike(graph, _read(module, *trained, input_shape)):
         raise GraphError(
             "the module computes another function in training than in evaluation (besides dropout and batch "
             "normalisation); it must not depend on self.training"
