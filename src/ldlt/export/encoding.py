@@ -39,13 +39,9 @@ _MOST_NUMBERS = 4096  # in one argument
 _LONGEST_TEXT = 64
 _NAME = re.compile(r"(layer|tensor)_(0|[1-9][0-9]{0,5})")
 
-LAYERS: dict[str, type[nn.Module]] = {
-    cls.__name__: cls
-    for cls in (
-        CircularConv, *POOLS.values(), *activations.ELEMENTWISE, activations.GroupSort, activations.MaxMin,
-        activations.WindowSort,
-    )
-}  # fmt: skip
+_JOINT: tuple[type[nn.Module], ...] = (activations.GroupSort, activations.MaxMin, activations.WindowSort)
+
+LAYERS = {cls.__name__: cls for cls in (CircularConv, *POOLS.values(), *activations.ELEMENTWISE, *_JOINT)}
 """Layers that a file may name."""
 
 

@@ -21,7 +21,6 @@ from ldlt.evaluation import evaluating, reference
 from ldlt.frozen import CircularConv
 from ldlt.graph.fold import Forward, visit
 from ldlt.graph.nodes import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire, lookup
-from ldlt.graph.trace import Recorded
 
 __all__ = ["POOLS", "Program", "Writer", "program_of"]
 
@@ -36,7 +35,7 @@ class _Run(Forward):
         return found
 
 
-class Program(Recorded):
+class Program(nn.Module):
     r"""A network as a list of values; a plain module, which is traced like any other.
 
     Args:
@@ -111,7 +110,8 @@ class Writer:
         with torch.no_grad():
             for node in self.graph.nodes:
                 if node.name in pools:
-                    window = node.resolve(self.model).window
+                    assert isinstance(node, Activation)
+                    window: Any = node.resolve(self.model).window
                     self.places[pools[node.name][-1]] = self.layer(POOLS[len(window)](window), node)
                 elif node.name not in inner:
                     self.places[node.name] = self._write(node)
@@ -182,7 +182,7 @@ class Writer:
     # -- what is written -----------------------------------------------------------------------------------------------
 
     def operation(
-        self, node: Node, target: str, *args: Any, kwargs: Any = (), select: int | None = None, source: str | None = None
+        self, node: Node, target: str, *args: Any, kwargs: Any = (), select: Any = None, source: str | None = None
     ) -> str:
         """Add an operation on the parents of a node, or on another value."""
         parents = tuple(self.places[p] for p in node.parents) if source is None else (source,)

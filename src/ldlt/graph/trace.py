@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
@@ -32,7 +33,7 @@ from ldlt.graph.fold import evaluate
 from ldlt.graph.nodes import BATCH, Activation, Attr, Constant, Convolution, Graph, Input, Node, Ref, Wire, index_map, lookup
 from ldlt.graph.operations import TABLE
 
-__all__ = ["Reader", "Recorded", "hooks_of", "trace"]
+__all__ = ["Reader", "hooks_of", "trace"]
 
 _DROPOUT = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity,
@@ -680,35 +681,32 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         ShapeError: ``input_shape`` does not fit.
     """
     require_finite(module)
-    if not isinstance(module, Recorded):
-        return _trace(module, input_shape)
-    content = module.content(input_shape)
-    if content is None or module.kept is None or module.kept[0] != content:
-        module.kept = (content, _trace(module, input_shape))
-    return module.kept[1]
+    content = _content(module, input_shape)
+    kept = _KEPT.get(module)
+    if kept is None or content is None or kept[0] != content:
+        kept = _KEPT[module] = content, _trace(module, input_shape)
+    return kept[1]
 
 
-class Recorded(nn.Module):
-    """A module whose forward function reads nothing but its attributes and layers: its graph is kept with it."""
+_KEPT: WeakKeyDictionary[nn.Module, tuple[Any, Graph]] = WeakKeyDictionary()
+"""The last graph of each module, with what it was made from."""
+_HIDDEN = {*vars(nn.Module()), "_known"}
+"""Attributes of modules that are looked at in other ways, or follow from others."""
 
-    kept: tuple[Any, Graph] | None = None
 
-    def content(self, input_shape: tuple[int, ...]) -> Any:
-        """All that its graph depends on, which is not the numbers; None if that cannot be told."""
-        layers = dict(self.named_modules())
-        if not all(type(m).__module__.startswith(("torch.nn.", "ldlt.")) for m in layers.values()):
-            return None
-        told = [
-            (path, type(m).__name__, repr([(k, v) for k, v in vars(m).items() if k[0] != "_" and k not in ("training", "kept")]))
-            for path, m in layers.items()
-        ]
-        tensors = [*self.named_parameters(remove_duplicate=False), *self.named_buffers(remove_duplicate=False)]
-        first = {id(t): i for i, (_, t) in reversed([*enumerate(tensors)])}
-        read = [
-            (n, first[id(t)], tuple(t.shape), t.dtype, t.device, t.requires_grad, None if t.is_floating_point() else t.tolist())
-            for n, t in tensors
-        ]
-        return input_shape, hooks_of(self), told, read
+def _content(module: nn.Module, input_shape: tuple[int, ...]) -> Any:
+    """All that the graph depends on, which is not the numbers; None if that cannot be told, as of classes of users."""
+    layers = dict(module.named_modules(remove_duplicate=False))
+    own = repr([[(k, v) for k, v in vars(m).items() if k not in _HIDDEN] for m in layers.values()])
+    if "tensor(" in own or not all(type(m).__module__.startswith(("torch.nn.", "ldlt.")) for m in layers.values()):
+        return None
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    first = {id(t): i for i, (_, t) in reversed([*enumerate(tensors)])}
+    read = [
+        (n, first[id(t)], tuple(t.shape), t.dtype, t.device, t.requires_grad, t.is_floating_point() or t.tolist())
+        for n, t in tensors
+    ]
+    return input_shape, hooks_of(module), [(p, type(m), id(m)) for p, m in layers.items()], own, read
 
 
 def _trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:

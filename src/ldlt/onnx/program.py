@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.errors import OnnxError
-from ldlt.graph.trace import Recorded
 from ldlt.onnx.limits import OnnxLimits
 
 __all__ = ["Builder", "Data", "Held", "OnnxModule", "Slot", "Step"]
@@ -47,7 +46,7 @@ class Step:
     last: tuple[int, ...] = ()
 
 
-class OnnxModule(Recorded):
+class OnnxModule(nn.Module):
     """A network read from an ONNX file, as a plain module.
 
     Weights of the file are parameters of ``nn.Linear`` layers, other constants are buffers. Submodules are named after
