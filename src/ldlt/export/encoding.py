@@ -39,9 +39,10 @@ _MOST_NUMBERS = 4096  # in one argument
 _LONGEST_TEXT = 64
 _NAME = re.compile(r"(layer|tensor)_(0|[1-9][0-9]{0,5})")
 
-_JOINT: tuple[type[nn.Module], ...] = (activations.GroupSort, activations.MaxMin, activations.WindowSort)
+_JOINT = (activations.GroupSort, activations.MaxMin, activations.WindowSort)
+_CLASSES: tuple[type[nn.Module], ...] = (CircularConv, *POOLS.values(), *activations.ELEMENTWISE, *_JOINT)
 
-LAYERS = {cls.__name__: cls for cls in (CircularConv, *POOLS.values(), *activations.ELEMENTWISE, *_JOINT)}
+LAYERS = {cls.__name__: cls for cls in _CLASSES}
 """Layers that a file may name."""
 
 
