@@ -25,9 +25,9 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from ldlt.activations import slope_bounds  # noqa: E402
 from ldlt.errors import LdltError, MissingExtraError, OnnxError, OptionError  # noqa: E402
 from ldlt.graph import Affine, evaluate  # noqa: E402
+from ldlt.graph.trace import trace  # noqa: E402
 from ldlt.onnx import OnnxLimits, read_onnx  # noqa: E402
 from ldlt.onnx.operators import OPERATORS  # noqa: E402
-from ldlt.trace import trace  # noqa: E402
 
 ort.set_default_logger_severity(4)
 RNG = np.random.default_rng(0)

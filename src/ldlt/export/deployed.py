@@ -20,15 +20,14 @@ from ldlt.certificates.ball import multiply_up, product_up
 from ldlt.certificates.certificate import Certificate, issue, issue_built, verify
 from ldlt.certificates.certifier import certify
 from ldlt.certificates.fingerprint import fingerprint
-from ldlt.certificates.unrolled import unrolled
 from ldlt.errors import CertificateError, GraphError, OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference
 from ldlt.export.encoding import members, typed
 from ldlt.export.program import program_of
+from ldlt.graph.trace import trace
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.radius import certified_radius
 from ldlt.rounding import forward_error
-from ldlt.graph.trace import trace
 
 __all__ = ["CLASSIFICATION", "REGRESSION", "Deployed", "Meaning", "deploy"]
 
@@ -367,8 +366,7 @@ def deploy(
     if not certificate.is_certified:
         proven = certificate
     else:
-        shape = certificate.input_shape
-        if not certificate.multipliers and trace(unrolled(model, shape), shape).activations:
+        if not certificate.multipliers and trace(model, certificate.input_shape).activations:
             raise CertificateError(
                 f"the certificate ({certificate.method}) has no multipliers, so that nobody could check it: make one "
                 "with ldlt.certify(model, input_shape)"
@@ -388,24 +386,26 @@ def _refuse_certificate(certificate: Certificate | None, why: str) -> None:
 
 
 def _rounded(model: nn.Module, certificate: Certificate, meaning: Meaning, dtype: torch.dtype | None) -> Deployed:
-    program = program_of(model, certificate.input_shape)
+    graph = trace(model, certificate.input_shape)
+    program = program_of(model, graph)
     program = program if dtype is None else program.to(dtype)
     if not certificate.is_certified:
         return Deployed(program, nothing_about(program, certificate), meaning)
-    return Deployed(program, carry_over(program, model, certificate), meaning)
+    names = [a.name for a in graph.activations]
+    return Deployed(program, carry_over(program, program.activations, names, certificate), meaning)
 
 
-def carry_over(other: nn.Module, model: nn.Module, certificate: Certificate) -> Certificate:
+def carry_over(other: nn.Module, new: Sequence[str], old: Sequence[str], certificate: Certificate) -> Certificate:
     """The certificate of another form of the same network, proven for that form.
 
     Args:
         other: The other form.
-        model: The network.
+        new: Names of its activations.
+        old: Names of the activations of the network.
         certificate: Of the network.
     """
     shape = certificate.input_shape
-    old, new = ([a.name for a in trace(unrolled(m, shape), shape).activations] for m in (model, other))
-    if len(old) == len(new):
+    if len(old) == len(new) and set(old) == set(certificate.multipliers):
         renamed = {n: certificate.multipliers[o] for n, o in zip(new, old, strict=True)}
         options: dict[str, Any] = {"method": certificate.method, "region": certificate.region}
         found = issue(other, shape, renamed, certificate.bound, **options)
@@ -434,12 +434,12 @@ def nothing_about(network: nn.Module, certificate: Certificate) -> Certificate:
 
 def network_fingerprint(network: nn.Module, shape: tuple[int, ...]) -> str:
     """The fingerprint by which a certificate knows its network."""
-    plain = unrolled(network, shape)
-    return fingerprint(trace(plain, shape), plain)
+    return fingerprint(trace(network, shape), network)
 
 
 def _deploy_built(net: Lipschitz, dtype: torch.dtype | None) -> Deployed:
-    program = program_of(net.freeze(), net.input_shape)
+    frozen = net.freeze()
+    program = program_of(frozen, trace(frozen, net.input_shape))
     program = program if dtype is None else program.to(dtype)
     meaning = Meaning(trained_bound=net.declared_bound, architecture=describe(net))
     return Deployed(program, issue_built(net, program), meaning)

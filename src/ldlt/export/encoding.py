@@ -1,8 +1,10 @@
 """Programs as JSON and tensors, and back, read with distrust.
 
-A file can name layers, functions and methods of the lists here and in :mod:`ldlt.export.program`, and nothing else: no
-class is imported, nothing is unpickled. Numbers that must be exact are hexadecimal. Before a program is run for the
-first time it is run on tensors without memory, so that a file cannot ask for more than :data:`LARGEST_VALUE`.
+A file can name layers of the list here and operations of :data:`ldlt.graph.operations.TABLE` that are linear, and
+nothing else: no class is imported, nothing is unpickled. It says what is computed and nothing about it: shapes, roles
+and what is a free map are found by tracing the program that was read, as for any other module. Numbers that must be
+exact are hexadecimal. Before a program is run for the first time it is run on tensors without memory, so that a file
+cannot ask for more than :data:`LARGEST_VALUE`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from torch.utils._pytree import tree_iter
 
 from ldlt import activations
 from ldlt.errors import GraphError, LdltError, SavedModelError
-from ldlt.export.program import ATTRIBUTES, FUNCTIONS, METHODS, Held, Program, Step, Value, values_in
+from ldlt.export.program import POOLS, Program
 from ldlt.frozen import CircularConv
+from ldlt.graph.nodes import BATCH, Activation, Attr, Input, Node, Ref, Wire, attributes, resolve
+from ldlt.graph.operations import TABLE
 
 __all__ = ["LARGEST_VALUE", "LAYERS", "decode", "encode"]
 
@@ -33,22 +37,12 @@ LARGEST_VALUE = 2**26
 _MOST_STEPS = 10_000
 _MOST_NUMBERS = 4096  # in one argument
 _LONGEST_TEXT = 64
-_NAME = re.compile(r"(layer|constant)_(0|[1-9][0-9]{0,5})")
-_ARITHMETIC = {f"operator.{n}" for n in ("add", "floordiv", "matmul", "mul", "neg", "sub", "truediv")}
+_NAME = re.compile(r"(layer|tensor)_(0|[1-9][0-9]{0,5})")
 
-LAYERS: dict[str, type[nn.Module]] = {
-    cls.__name__: cls
-    for cls in (
-        nn.Linear,
-        nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-        CircularConv,
-        nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-        nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-        nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
-        nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample, nn.UpsamplingNearest2d, nn.Flatten, nn.Unflatten,
-        *activations.ELEMENTWISE, activations.GroupSort, activations.MaxMin, activations.WindowSort,
-    )
-}  # fmt: skip
+_JOINT = (activations.GroupSort, activations.MaxMin, activations.WindowSort)
+_CLASSES: tuple[type[nn.Module], ...] = (CircularConv, *POOLS.values(), *activations.ELEMENTWISE, *_JOINT)
+
+LAYERS = {cls.__name__: cls for cls in _CLASSES}
 """Layers that a file may name."""
 
 
@@ -61,25 +55,32 @@ def encode(program: Program) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises:
         GraphError: A layer is not on the list, such as an activation that was registered.
     """
-    layers = {name: _encode_layer(name, layer) for name, layer in program.named_children()}
-    constants = {
-        **{n: {"free": p.requires_grad, "parameter": True} for n, p in program.named_parameters(recurse=False)},
-        **{n: {"free": False, "parameter": False} for n, _ in program.named_buffers(recurse=False)},
+    places = {node.name: index for index, node in enumerate(program.graph.nodes)}
+    data = {
+        "layers": {name: _encode_layer(layer) for name, layer in program.named_children()},
+        "tensors": {
+            **{n: "free" if p.requires_grad else "fixed" for n, p in program.named_parameters(recurse=False)},
+            **{n: "buffer" for n, _ in program.named_buffers(recurse=False)},
+        },
+        "steps": [_encode_step(n, [places[p] for p in n.parents]) for n in program.graph.nodes[1:]],
+        "result": places[program.graph.output],
     }
-    steps = [
-        {
-            "kind": step.kind,
-            "target": step.target,
-            "args": [_encode(a) for a in step.args],
-            "kwargs": {k: _encode(v) for k, v in step.kwargs.items()},
-        }
-        for step in program.steps
-    ]
-    tensors = {n: t.detach().cpu().contiguous() for n, t in program.state_dict().items()}
-    return {"layers": layers, "constants": constants, "steps": steps, "result": program.result}, tensors
+    return data, {n: t.detach().cpu().contiguous() for n, t in program.state_dict().items()}
 
 
-def _encode_layer(name: str, layer: nn.Module) -> dict[str, Any]:
+def _encode_step(node: Node, parents: list[int]) -> dict[str, Any]:
+    if isinstance(node, Activation):
+        return {"target": node.path, "args": [{"value": parents[0]}], "kwargs": {}, "select": None}
+    assert isinstance(node, Wire)
+    return {
+        "target": node.target,
+        "args": [_encode(a, parents) for a in node.args],
+        "kwargs": {k: _encode(v, parents) for k, v in node.kwargs},
+        "select": node.select,
+    }
+
+
+def _encode_layer(layer: nn.Module) -> dict[str, Any]:
     kind = type(layer).__name__
     if LAYERS.get(kind) is not type(layer):
         raise GraphError(
@@ -92,7 +93,7 @@ def _encode_layer(name: str, layer: nn.Module) -> dict[str, Any]:
             options[option] = getattr(layer, "bias", None) is not None
         elif hasattr(layer, option):
             options[option] = _encode(getattr(layer, option))
-    return {"class": kind, "options": options, "free": any(p.requires_grad for p in layer.parameters())}
+    return {"class": kind, "options": options}
 
 
 def _options(cls: type[nn.Module]) -> list[str]:
@@ -101,23 +102,19 @@ def _options(cls: type[nn.Module]) -> list[str]:
     return [name for name in inspect.signature(cls.__init__).parameters if name not in left_out]
 
 
-def _encode(arg: Any) -> Any:
+def _encode(arg: Any, parents: Sequence[int] = ()) -> Any:
     if arg is None or isinstance(arg, (bool, str)) or type(arg) is int:
         return arg
     if isinstance(arg, float):
         return {"float": arg.hex()}
-    if isinstance(arg, Value):
-        return {"value": arg.index}
-    if isinstance(arg, Held):
-        return {"tensor": arg.name}
-    if isinstance(arg, list):
-        return {"list": [_encode(a) for a in arg]}
-    if isinstance(arg, tuple):
-        return {"tuple": [_encode(a) for a in arg]}
-    if isinstance(arg, slice):
-        return {"slice": [_encode(a) for a in (arg.start, arg.stop, arg.step)]}
-    if arg is Ellipsis:
-        return {"ellipsis": True}
+    if isinstance(arg, Ref):
+        return {"value": parents[arg.index]}
+    if isinstance(arg, Attr):
+        return {"spread" if arg.spread else "tensor": arg.path}
+    if arg is BATCH:
+        return {"batch": True}
+    if isinstance(arg, (list, tuple)):
+        return {"tuple" if isinstance(arg, tuple) else "list": [_encode(a, parents) for a in arg]}
     raise GraphError(f"an argument of type {type(arg).__name__} cannot be written to a file")
 
 
@@ -145,12 +142,13 @@ def decode(data: Any, tensors: Mapping[str, Tensor], input_shape: Sequence[int])
     except LdltError as error:
         raise SavedModelError(f"the saved network is not one: {error}") from error
     except Exception as error:  # a file must not be able to raise anything else
-        raise SavedModelError(f"the saved network is not one ({type(error).__name__}: {str(error)[:200]})") from error
+        reason = " ".join(str(error).split())[:200]
+        raise SavedModelError(f"the saved network is not one ({type(error).__name__}: {reason})") from error
     return program
 
 
 def _decode(data: Any, tensors: Mapping[str, Tensor]) -> Program:
-    members(data, {"layers", "constants", "steps", "result"}, "the network")
+    members(data, {"layers", "tensors", "steps", "result"}, "the network")
     left = dict(tensors)
     for name, tensor in left.items():
         if tensor.is_floating_point():
@@ -165,41 +163,37 @@ def _decode(data: Any, tensors: Mapping[str, Tensor]) -> Program:
     for name, layer in typed(data["layers"], dict, "layers").items():
         _check_name(name, "layer")
         layers[name] = _decode_layer(name, layer, left)
-    constants: dict[str, Tensor] = {}
-    for name, kind in typed(data["constants"], dict, "constants").items():
-        _check_name(name, "constant")
-        members(kind, {"free", "parameter"}, f"'{name}'")
-        tensor = _take(left, name)
-        is_parameter = typed(kind["parameter"], bool, name)
-        constants[name] = nn.Parameter(tensor, typed(kind["free"], bool, name)) if is_parameter else tensor
+    own: dict[str, Tensor] = {}
+    for name, kind in typed(data["tensors"], dict, "tensors").items():
+        _check_name(name, "tensor")
+        if kind not in ("free", "fixed", "buffer"):
+            raise SavedModelError(f"the tensor '{name}' is neither a parameter nor a buffer")
+        own[name] = _take(left, name) if kind == "buffer" else nn.Parameter(_take(left, name), kind == "free")
     if left:
         raise SavedModelError(f"the tensor '{next(iter(left))[:_LONGEST_TEXT]}' belongs to no layer")
     found = typed(data["steps"], list, "steps")
     if not 1 <= len(found) <= _MOST_STEPS:
         raise SavedModelError(f"{len(found)} steps are none, or more than {_MOST_STEPS}")
-    steps = [_decode_step(i, step, layers, constants) for i, step in enumerate(found)]
+    steps = [_decode_step(i, step, layers, own) for i, step in enumerate(found, 1)]
     result = typed(data["result"], int, "result")
     if not 1 <= result <= len(steps):
         raise SavedModelError("the result is no value of the program")
-    program = Program(steps, result, layers, constants)
-    return program.eval()
+    return Program([Input("0", (), ()), *steps], str(result), own, layers).eval()
 
 
 def _decode_layer(name: str, data: Any, left: dict[str, Tensor]) -> nn.Module:
-    members(data, {"class", "options", "free"}, f"'{name}'")
+    members(data, {"class", "options"}, f"'{name}'")
     kind = typed(data["class"], str, name)
     cls = LAYERS.get(kind)
     if cls is None:
         raise SavedModelError(f"'{name}': there is no layer of class {kind[:_LONGEST_TEXT]!r}")
-    options = {k: _argument(v, text=True) for k, v in typed(data["options"], dict, name).items()}
+    options = {k: _argument(v, []) for k, v in typed(data["options"], dict, name).items()}
     if not set(options) <= set(_options(cls)):
         raise SavedModelError(f"'{name}': {kind} has no such option")
-    free = typed(data["free"], bool, name)
     if cls is CircularConv:
         has_bias = typed(options.pop("bias", False), bool, name)
         bias = _take(left, f"{name}.bias") if has_bias else None
-        layer: nn.Module = CircularConv(_take(left, f"{name}.weight"), **options, bias=bias)
-        return layer.requires_grad_(free)
+        return CircularConv(_take(left, f"{name}.weight"), **options, bias=bias)
     if "device" in inspect.signature(cls.__init__).parameters:
         options["device"] = "meta"  # nothing is allocated for sizes that the tensors do not have
     layer = cls(**options)
@@ -209,7 +203,7 @@ def _decode_layer(name: str, data: Any, left: dict[str, Tensor]) -> nn.Module:
             raise SavedModelError(
                 f"the tensor '{name}.{own}' has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}"
             )
-        setattr(layer, own, nn.Parameter(tensor, free))
+        setattr(layer, own, nn.Parameter(tensor))
     return layer
 
 
@@ -219,62 +213,61 @@ def _take(left: dict[str, Tensor], name: str) -> Tensor:
     return left.pop(name)
 
 
-def _decode_step(index: int, data: Any, layers: Mapping[str, Any], constants: Mapping[str, Any]) -> Step:
-    members(data, {"kind", "target", "args", "kwargs"}, f"step {index}")
-    kind, target = typed(data["kind"], str, "kind"), typed(data["target"], str, "target")
-    known: Any = {"layer": layers, "method": METHODS, "function": FUNCTIONS}.get(kind, ())
-    if target not in known:
-        raise SavedModelError(f"step {index}: there is no {kind[:_LONGEST_TEXT]} {target[:_LONGEST_TEXT]!r}")
-    raw = typed(data["args"], list, "args")
-    args = tuple(_argument(a, text=target == "getattr") for a in raw)
-    kwargs = {k: _argument(v) for k, v in typed(data["kwargs"], dict, "kwargs").items()}
-    if target == "getattr" and (len(args) != 2 or args[1] not in ATTRIBUTES or kwargs):
-        raise SavedModelError(f"step {index}: reads an attribute that is not known")
-    if target in _ARITHMETIC and (kwargs or not all(isinstance(a, (Value, Held, int, float)) for a in args)):
-        raise SavedModelError(f"step {index}: arithmetic is with tensors and numbers")
-    read = values_in(args) | values_in(kwargs)
-    if not read or not all(0 <= v <= index for v in read):
+def _decode_step(index: int, data: Any, layers: Mapping[str, Any], tensors: Mapping[str, Any]) -> Node:
+    members(data, {"target", "args", "kwargs", "select"}, f"step {index}")
+    target, select, read = typed(data["target"], str, "target"), data["select"], list[int]()
+    args = tuple(_argument(a, read) for a in typed(data["args"], list, "args"))
+    kwargs = tuple((k, _argument(v, read)) for k, v in typed(data["kwargs"], dict, "kwargs").items())
+    if not read or not all(0 <= v < index for v in read):
         raise SavedModelError(f"step {index}: reads no value, or one that comes later")
-    for held in _held(args) | _held(kwargs):
-        if held not in constants:
-            raise SavedModelError(f"step {index}: there is no tensor '{held[:_LONGEST_TEXT]}'")
-    return Step(kind, target, args, kwargs)
+    for path in attributes(args, dict(kwargs)):
+        if path not in tensors:
+            raise SavedModelError(f"step {index}: there is no tensor '{path[:_LONGEST_TEXT]}'")
+    parents = tuple(map(str, read))
+    if target in layers:
+        if args != (Ref(0),) or kwargs or select is not None:
+            raise SavedModelError(f"step {index}: a layer is called with one value")
+        return Activation(str(index), (), parents, path=target)
+    if select is not None and typed(select, int, "select") < 0:
+        raise SavedModelError(f"step {index}: selects what is not there")
+    _check_operation(index, target)
+    return Wire(str(index), (), parents, target, args, kwargs, select)
 
 
-def _held(arg: Any) -> set[str]:
-    if isinstance(arg, Held):
-        return {arg.name}
-    if isinstance(arg, slice):
-        return _held((arg.start, arg.stop, arg.step))
-    if isinstance(arg, Mapping):
-        return _held(tuple(arg.values()))
-    return set().union(*map(_held, arg)) if isinstance(arg, (tuple, list)) else set()
+def _check_operation(index: int, target: str) -> None:
+    """Refuse what is not an overload of a linear operation of the table, or writes into its arguments."""
+    space, _, rest = target.partition(".")
+    entry = TABLE.get(rest.partition(".")[0])
+    known = space == "aten" and entry is not None and entry.linear and target.count(".") == 2
+    overload = getattr(resolve(target.rpartition(".")[0]), target.rpartition(".")[2], None) if known else None
+    if not isinstance(overload, torch._ops.OpOverload) or overload._schema.is_mutable:
+        raise SavedModelError(f"step {index}: there is no layer or linear operation {target[:_LONGEST_TEXT]!r}")
 
 
-def _argument(data: Any, *, text: bool = False, depth: int = 0) -> Any:
+def _argument(data: Any, read: list[int], depth: int = 0) -> Any:
+    """An argument; the values that it reads are added to ``read``."""
     if data is None or type(data) is bool:
         return data
-    if type(data) is int and abs(data) < 2**62:
+    if type(data) is int and abs(data) < 2**63:
         return data
-    if type(data) is str and text and len(data) <= _LONGEST_TEXT and data.isprintable():
+    if type(data) is str and len(data) <= _LONGEST_TEXT and data.isprintable():
         return data
     if type(data) is dict and len(data) == 1 and depth < 4:
         ((kind, inner),) = data.items()
         if kind == "float" and type(inner) is str:
             number = float.fromhex(inner)
-            if not math.isnan(number):
+            if math.isfinite(number):
                 return number
         elif kind == "value" and type(inner) is int:
-            return Value(inner)
-        elif kind == "tensor" and type(inner) is str:
-            return Held(inner)
+            read.append(inner)
+            return Ref(len(read) - 1)
+        elif kind in ("tensor", "spread") and type(inner) is str:
+            return Attr(inner, kind == "spread")
         elif kind in ("list", "tuple") and type(inner) is list and len(inner) <= _MOST_NUMBERS:
-            items = [_argument(a, text=text, depth=depth + 1) for a in inner]
+            items = [_argument(a, read, depth + 1) for a in inner]
             return items if kind == "list" else tuple(items)
-        elif kind == "slice" and type(inner) is list and len(inner) == 3:
-            return slice(*(_argument(a, depth=depth + 1) for a in inner))
-        elif kind == "ellipsis" and inner is True:
-            return Ellipsis
+        elif kind == "batch" and inner is True:
+            return BATCH
     raise SavedModelError(f"an argument is not understood: {str(data)[:_LONGEST_TEXT]}")
 
 

@@ -1,10 +1,10 @@
-"""Layers that only exist here, in operations that every runtime knows; equal in real arithmetic."""
+"""Networks in operations that every runtime knows; equal in real arithmetic."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from ldlt import grid
 from ldlt.activations import GroupSort, MaxMin
-from ldlt.frozen import CircularConv
+from ldlt.convolution import FrozenSpec
+from ldlt.export.program import Program, Writer
+from ldlt.graph.nodes import Activation, Convolution, Graph, Node, Wire
 
 __all__ = ["LARGEST_MATRIX", "portable"]
 
@@ -22,31 +24,69 @@ LARGEST_MATRIX = 2**22
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-def portable(program: nn.Module, *, matrices: bool = False) -> nn.Module:
-    """A copy without Fourier transforms, padding around a ring, and pairs of maxima and minima.
+def portable(model: nn.Module, graph: Graph, *, matrices: bool = False) -> Program:
+    """A network as a program without Fourier transforms, padding around a ring, and pairs of maxima and minima.
 
     Args:
-        program: A :class:`~ldlt.export.program.Program`.
-        matrices: Write convolutions whose matrix has at most :data:`LARGEST_MATRIX` entries as matrices.
+        model: The network.
+        graph: What :func:`~ldlt.graph.trace.trace` returned for it.
+        matrices: Write convolutions and averages whose matrix has at most :data:`LARGEST_MATRIX` entries as matrices.
     """
-    found = copy.deepcopy(program)
-    for name, layer in list(found.named_children()):
-        if isinstance(layer, CircularConv):
-            entries = math.prod(layer.inputs) * math.prod(layer.outputs)
-            setattr(found, name, _Matrix(layer) if matrices and entries <= LARGEST_MATRIX else _Direct(layer))
-        elif isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and layer.padding_mode == "circular":
-            setattr(found, name, _Padded(layer))
-        elif isinstance(layer, (GroupSort, MaxMin)):
-            setattr(found, name, _Sort(layer))
-    return found.eval()
+    return _Portable(model, graph, matrices).write()
 
 
-def _around(x: Tensor, axis: int, before: int, after: int) -> Tensor:
-    """An axis with its other end in front and behind; ``F.pad`` is a node that few readers know in this mode."""
-    size = x.shape[axis]
-    parts = [x.narrow(axis, size - before, before)] if before else []
-    parts += [x, *([x.narrow(axis, 0, after)] if after else [])]
-    return torch.cat(parts, axis) if len(parts) > 1 else x
+class _Portable(Writer):
+    def __init__(self, model: nn.Module, graph: Graph, matrices: bool) -> None:
+        super().__init__(model, graph)
+        self.matrices = matrices
+
+    def wire(self, node: Wire) -> str:
+        if self._small(node) and (node.operation.startswith("conv") or "avg_pool" in node.operation):
+            parent = self.graph[node.parents[0]]
+            units = torch.eye(parent.features, dtype=torch.float64).reshape(-1, *parent.shape)
+            return self.layer(_Matrix(node.linear(self.read)(units).flatten(1).T, None, node.shape), node)
+        return super().wire(node)
+
+    def convolution(self, node: Convolution) -> str:
+        weight, bias = self.read(node.weight), None if node.bias is None else self.read(node.bias)
+        if self._small(node):
+            return self.layer(_Matrix(node.matrix(weight, self.graph), bias, node.shape), node)
+        if isinstance(node.spec, FrozenSpec):
+            return self.layer(_Direct(node.spec, weight, bias), node)
+        if node.spec.mode != "circular":
+            return super().convolution(node)
+        # F.pad is a node that few readers know in this mode.
+        around = self.layer(_Around(node.spec.border), node)
+        return self.convolved(node, dataclasses.replace(node.spec, mode="zeros", border=()), around)
+
+    def activation(self, node: Activation) -> str:
+        layer = node.resolve(self.model)
+        return self.layer(_Sort(layer), node) if isinstance(layer, (GroupSort, MaxMin)) else super().activation(node)
+
+    def _small(self, node: Node) -> bool:
+        return self.matrices and len(node.parents) == 1 and (
+            node.features * self.graph[node.parents[0]].features <= LARGEST_MATRIX
+        )  # fmt: skip
+
+
+class _Around(nn.Module):
+    """Images continued around a ring, by concatenation.
+
+    Args:
+        border: Cells in front and behind for each axis, last axis first.
+    """
+
+    def __init__(self, border: Sequence[int]) -> None:
+        super().__init__()
+        self.border = tuple(zip(border[::2], border[1::2], strict=True))[::-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The continued images."""
+        for axis, (before, after) in enumerate(self.border, 2):
+            front = [x.narrow(axis, x.shape[axis] - before, before)] if before else []
+            behind = [x.narrow(axis, 0, after)] if after else []
+            x = torch.cat([*front, x, *behind], axis) if front or behind else x
+        return x
 
 
 class _Direct(nn.Module):
@@ -59,58 +99,36 @@ class _Direct(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, layer: CircularConv) -> None:
+    def __init__(self, spec: FrozenSpec, kernel: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.inputs, self.outputs, self.cells = layer.inputs, layer.outputs, layer.cells
-        spatial = tuple(range(2, layer.weight.ndim))
-        self.register_buffer("weight", layer.weight.detach().flip(spatial).contiguous())
-        bias = layer.bias
-        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self.outputs, self.cells = spec.outputs, tuple(kernel.shape[2:])
+        self.register_buffer("weight", kernel.detach().flip(tuple(range(2, kernel.ndim))).contiguous())
+        self.register_buffer("bias", None if bias is None else bias.detach().reshape(-1, *(1,) * len(self.cells)))
+        self.around = _Around([n for size in self.cells[::-1] for n in (size - 1, 0)])
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolved images."""
-        x = grid.to_cells(x, self.cells)
-        for axis, size in enumerate(self.cells, 2):
-            x = _around(x, axis, size - 1, 0)
+        x = self.around(grid.to_cells(x, self.cells))
         y = grid.from_cells(_CONV[len(self.cells)](x, self.weight), self.outputs)
-        return y if self.bias is None else y + self.bias.reshape(-1, *(1,) * (len(self.outputs) - 1))
+        return y if self.bias is None else y + self.bias
 
 
 class _Matrix(nn.Module):
-    """A :class:`~ldlt.frozen.CircularConv` as a matrix on flattened images."""
+    """A map of images as a matrix on flattened ones."""
 
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, layer: CircularConv) -> None:
+    def __init__(self, matrix: Tensor, bias: Tensor | None, outputs: tuple[int, ...]) -> None:
         super().__init__()
-        self.outputs = layer.outputs
-        self.register_buffer("weight", layer.matrix().detach().contiguous())
-        positions = math.prod(self.outputs[1:])
-        bias = layer.bias
-        self.register_buffer("bias", None if bias is None else bias.detach().repeat_interleave(positions))
+        self.outputs = outputs
+        spread = None if bias is None else bias.detach().repeat_interleave(math.prod(outputs[1:]))
+        self.register_buffer("weight", matrix.detach().contiguous())
+        self.register_buffer("bias", spread)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolved images."""
+        """The images that it makes."""
         return F.linear(x.flatten(1), self.weight, self.bias).reshape(-1, *self.outputs)
-
-
-class _Padded(nn.Module):
-    """A convolution of PyTorch with circular padding, padded by concatenation."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        amounts = layer._reversed_padding_repeated_twice  # last axis first: (before, after) for each
-        self.border = [(amounts[i], amounts[i + 1]) for i in range(0, len(amounts), 2)][::-1]
-        self.layer = copy.deepcopy(layer)
-        self.layer.padding_mode, self.layer.padding = "zeros", (0,) * len(self.border)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The convolved images."""
-        for axis, (before, after) in enumerate(self.border, 2):
-            x = _around(x, axis, before, after)
-        found: Tensor = self.layer(x)
-        return found
 
 
 class _Sort(nn.Module):

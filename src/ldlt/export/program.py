@@ -1,312 +1,235 @@
-"""The one form in which networks are saved and exported: layers, constants, and a list of steps.
+"""The one form in which networks are saved and exported: operations of ATen, layers, and tensors of its own.
 
-A module of any class is traced, and its operations are written down one by one. What is left is data: no class of the
-user is needed to run it again, and none is looked for.
+A module of any class is traced, and its graph is written down with the numbers it has now. What is left is data: no
+class of the user is needed to run it again, and none is looked for. Hooks, parametrisations and whatever else a module
+computes with are operations of the graph, or are done before it is written.
 """
 
 from __future__ import annotations
 
-import builtins
 import copy
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from ldlt import activations
-from ldlt.errors import GraphError, LdltError
-from ldlt.evaluation import reference
-symbolic_trace = None  # being moved to the new graph
+from ldlt.activations import WindowSort
+from ldlt.convolution import FrozenSpec, Spec
+from ldlt.errors import GraphError
+from ldlt.evaluation import evaluating, reference
+from ldlt.frozen import CircularConv
+from ldlt.graph.fold import Forward, visit
+from ldlt.graph.nodes import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire, lookup
 
-__all__ = ["FUNCTIONS", "METHODS", "Held", "Program", "Step", "Value", "program_of"]
+__all__ = ["POOLS", "Program", "Writer", "program_of"]
 
-_TORCH = (
-    "add cat chunk clone concat concatenate div divide flatten flip hstack matmul mean mm movedim mul multiply narrow "
-    "neg negative permute repeat_interleave reshape roll select split squeeze stack sub subtract sum swapaxes "
-    "tensor_split tile transpose true_divide unbind unflatten unsqueeze"
-)
-_OPERATORS = "add floordiv getitem matmul mul neg sub truediv"
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{f"torch.{name}": getattr(torch, name) for name in _TORCH.split()},
-    **{f"operator.{name}": getattr(operator, name) for name in _OPERATORS.split()},
-    "functional.linear": F.linear,
-    "getattr": builtins.getattr,
-}
-"""Functions that a step may call, by the name they have in a file."""
-
-_METHODS = (
-    "add chunk clone contiguous div expand flatten flip matmul mean mm movedim mul narrow neg permute repeat "
-    "repeat_interleave reshape roll select size split squeeze sub sum swapaxes tensor_split tile transpose unbind "
-    "unflatten unsqueeze view"
-)
-
-METHODS = frozenset(_METHODS.split())
-"""Methods of tensors that a step may call."""
-
-ATTRIBUTES = frozenset({"shape", "mT"})
-"""Attributes of tensors that a step may read."""
-
-_NAMES = {function: name for name, function in FUNCTIONS.items()}
-_OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
-# Off in evaluation, so that there is nothing to write down.
-_OFF: set[Any] = {F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d}
-_OFF_LAYERS = (
-    nn.Identity,
-    nn.Dropout,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-)
+POOLS: dict[int, type[nn.Module]] = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 
 
-@dataclass(frozen=True)
-class Value:
-    """Place of an intermediate value in the arguments of a step; 0 is the input."""
+class _Run(Forward):
+    """Layers are called as those of any module are."""
 
-    index: int
-
-
-@dataclass(frozen=True)
-class Held:
-    """Place of a constant of the program in the arguments of a step."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operation.
-
-    Attributes:
-        kind: ``"function"`` (a key of :data:`FUNCTIONS`), ``"method"`` (of its first argument) or ``"layer"``.
-        target: Which one.
-        args: Its arguments, with :class:`Value` and :class:`Held` in the place of tensors.
-        kwargs: Its arguments by name, likewise.
-    """
-
-    kind: str
-    target: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    def activation(self, node: Activation, parent: Tensor) -> Tensor:
+        found: Tensor = node.resolve(self.module)(parent)
+        return found
 
 
 class Program(nn.Module):
-    r"""A network as a list of steps; a plain module.
+    r"""A network as a list of values; a plain module, which is traced like any other.
 
     Args:
-        steps: Step ``i`` (from 0) writes the value ``i + 1``.
-        result: The value that is returned.
-        layers: Submodules by name.
-        constants: Tensors by name; a parameter stays one.
+        nodes: The values, the input first: operations (:class:`~ldlt.graph.nodes.Wire`), and calls of layers, which are
+            nodes of :class:`~ldlt.graph.nodes.Activation` with the layer's name as path. Shapes and roles are left
+            open: they are found when the program is traced.
+        output: Name of the value that is returned.
+        tensors: By name; a parameter stays one.
+        layers: By name.
 
     Shape:
         Input (batch, \*shape), output (batch, \*outputs).
     """
 
     def __init__(
-        self, steps: Sequence[Step], result: int, layers: Mapping[str, nn.Module], constants: Mapping[str, Tensor]
+        self, nodes: Sequence[Node], output: str, tensors: Mapping[str, Tensor], layers: Mapping[str, nn.Module]
     ) -> None:
         super().__init__()
-        self.steps, self.result = tuple(steps), result
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-        for name, tensor in constants.items():
+        self.graph = Graph(tuple(nodes), output)
+        for name, tensor in tensors.items():
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(name, tensor)
             else:
                 self.register_buffer(name, tensor)
-        self._last = _last_readers(self.steps, result)
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        last = {p: n.name for n in self.graph.nodes for p in (n.name, *n.parents)}
+        self._unread: dict[str, list[str]] = {n.name: [] for n in self.graph.nodes}  # after it, nobody reads these
+        for name, reader in last.items():
+            self._unread[reader] += [name] * (name != output)
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's output."""
-        values: dict[int, Any] = {0: x}
-
-        def fill(arg: Any) -> Any:
-            if isinstance(arg, Value):
-                return values[arg.index]
-            if isinstance(arg, Held):
-                return getattr(self, arg.name)
-            if isinstance(arg, (tuple, list)):
-                return type(arg)(fill(a) for a in arg)
-            if isinstance(arg, slice):
-                return slice(fill(arg.start), fill(arg.stop), fill(arg.step))
-            return arg
-
-        for index, step in enumerate(self.steps, 1):
-            args, kwargs = fill(step.args), {k: fill(v) for k, v in step.kwargs.items()}
-            if step.kind == "layer":
-                values[index] = getattr(self, step.target)(*args, **kwargs)
-            elif step.kind == "method":
-                values[index] = getattr(args[0], step.target)(*args[1:], **kwargs)
-            else:
-                values[index] = FUNCTIONS[step.target](*args, **kwargs)
-            for unread in self._last[index - 1]:
+        values: dict[str, Tensor] = {}
+        run = _Run(self, self.graph.tensors(self), x)
+        for node in self.graph.nodes:
+            values[node.name] = visit(node, [values[p] for p in node.parents], run)
+            for unread in self._unread[node.name]:
                 del values[unread]
-        found: Tensor = values[self.result]
+        return values[self.graph.output]
+
+    @property
+    def activations(self) -> list[str]:
+        """Names that :func:`~ldlt.graph.trace.trace` gives to its activations, in their order."""
+        layers = [(str(n.path), n.resolve(self)) for n in self.graph.activations]
+        found = [(p, isinstance(m, tuple(POOLS.values()))) for p, m in layers if not isinstance(m, CircularConv)]
+        return [f"{path}__sort" if pools else path for path, pools in found]
+
+
+class Writer:
+    """Writes the graph of a module as a program.
+
+    Args:
+        model: The module.
+        graph: What :func:`~ldlt.graph.trace.trace` returned for it.
+    """
+
+    def __init__(self, model: nn.Module, graph: Graph) -> None:
+        self.model, self.graph = model, graph
+        self.read = graph.tensors(model)
+        self.nodes: list[Node] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.layers: dict[str, nn.Module] = {}
+        self.names: dict[str, str] = {}  # of tensors, by path
+        self.places: dict[str, str] = {}  # of values, by node
+        self.free = {p for n in graph.affines for p in (n.weight, n.bias)}
+
+    def write(self) -> Program:
+        """The program."""
+        pools = {first: rest for n in self.graph.activations for first, *rest in [self._pool(n)] if rest}
+        inner = {name for rest in pools.values() for name in rest}
+        with torch.no_grad():
+            for node in self.graph.nodes:
+                if node.name in pools:
+                    assert isinstance(node, Activation)
+                    window: Any = node.resolve(self.model).window
+                    self.places[pools[node.name][-1]] = self.layer(POOLS[len(window)](window), node)
+                elif node.name not in inner:
+                    self.places[node.name] = self._write(node)
+        return Program(self.nodes, self.places[self.graph.output], self.tensors, self.layers).eval()
+
+    def _write(self, node: Node) -> str:
+        if isinstance(node, Input):
+            self.nodes.append(Input("0", (), ()))
+            return "0"
+        if isinstance(node, Activation):
+            return self.activation(node)
+        if isinstance(node, Convolution):
+            return self.convolution(node)
+        if isinstance(node, Affine):
+            return self.operation(node, "aten.linear.default", Ref(0), *map(self.hold, (node.weight, node.bias)))
+        assert isinstance(node, Wire)
+        return self.wire(node)
+
+    def wire(self, node: Wire) -> str:
+        """An operation."""
+        if node.role == "order":  # written as it runs on values that are not contiguous
+            return self.operation(node, "aten.reshape.default", Ref(0), [BATCH, *node.shape])
+        kwargs = tuple((k, self._renamed(v)) for k, v in node.kwargs)
+        return self.operation(node, node.target, *map(self._renamed, node.args), kwargs=kwargs, select=node.select)
+
+    def convolution(self, node: Convolution) -> str:
+        """A convolution: a layer if it is frozen, or an operation behind its padding."""
+        if isinstance(node.spec, FrozenSpec):
+            bias = None if node.bias is None else self.read(node.bias)
+            return self.layer(CircularConv(self.read(node.weight), node.spec.inputs, node.spec.outputs, bias), node)
+        source = None
+        if node.spec.mode != "zeros":
+            source = self.operation(node, "aten.pad.default", Ref(0), list(node.spec.border), node.spec.mode)
+        return self.convolved(node, node.spec, source)
+
+    def convolved(self, node: Convolution, spec: Spec, source: str | None) -> str:
+        """A convolution without padding of its own kind."""
+        padding = spec.padding if isinstance(spec.padding, str) else list(spec.padding)
+        options = [list(spec.stride), padding, list(spec.dilation), spec.groups]
+        kind, overload = "conv", "padding" if isinstance(padding, str) else "default"
+        if spec.transposed:
+            kind, overload = "conv_transpose", "default" if spec.dims == 1 else "input"
+            options = [list(spec.stride), padding, list(spec.output_padding), spec.groups, list(spec.dilation)]
+        weights = map(self.hold, (node.weight, node.bias))
+        return self.operation(node, f"aten.{kind}{spec.dims}d.{overload}", Ref(0), *weights, *options, source=source)
+
+    def activation(self, node: Activation) -> str:
+        """An activation: a copy of it, as a layer."""
+        layer = copy.deepcopy(node.resolve(self.model))
+        if getattr(layer, "inplace", False):
+            layer.inplace = False  # type: ignore[assignment]
+        layer._forward_hooks.clear()  # they are operations of the graph
+        layer._forward_pre_hooks.clear()
+        return self.layer(layer, node)
+
+    def _pool(self, node: Activation) -> list[str]:
+        """Names of a sort of windows and of what takes their first entries alone: max-pooling."""
+        layer, found = node.resolve(self.model), [node.name]
+        if isinstance(layer, WindowSort) and len(layer.window) in POOLS:
+            for place, width in enumerate(layer.window, 2):
+                readers = [n for n in self.graph.nodes if found[-1] in n.parents]
+                args = (Ref(0), place, 0, 2**62, width)
+                if len(readers) != 1 or getattr(readers[0], "args", None) != args or found[-1] == self.graph.output:
+                    return [node.name]
+                found.append(readers[0].name)
         return found
 
+    # -- what is written -----------------------------------------------------------------------------------------------
 
-def values_in(arg: Any) -> set[int]:
-    """Which values an argument reads."""
-    if isinstance(arg, Value):
-        return {arg.index}
-    if isinstance(arg, slice):
-        return values_in((arg.start, arg.stop, arg.step))
-    if isinstance(arg, Mapping):
-        return values_in(tuple(arg.values()))
-    return set().union(*map(values_in, arg)) if isinstance(arg, (tuple, list)) else set()
+    def operation(
+        self, node: Node, target: str, *args: Any, kwargs: Any = (), select: Any = None, source: str | None = None
+    ) -> str:
+        """Add an operation on the parents of a node, or on another value."""
+        parents = tuple(self.places[p] for p in node.parents) if source is None else (source,)
+        return self._put(Wire(str(len(self.nodes)), (), parents, target, args, kwargs, select))
+
+    def layer(self, layer: nn.Module, node: Node) -> str:
+        """Add a call of a layer on the parent of a node."""
+        name = f"layer_{len(self.layers)}"
+        self.layers[name] = layer
+        return self._put(Activation(str(len(self.nodes)), (), (self.places[node.parents[0]],), path=name))
+
+    def _put(self, node: Node) -> str:
+        self.nodes.append(node)
+        return node.name
+
+    def hold(self, path: str | None) -> Attr | None:
+        """A tensor of the program, with its numbers now."""
+        if path is None:
+            return None
+        if path not in self.names:
+            self.names[path] = name = f"tensor_{len(self.tensors)}"
+            found = self.read(path).detach().clone(memory_format=torch.contiguous_format)
+            found = found.to(reference(self.model).dtype) if found.is_floating_point() else found
+            own = path not in self.graph.constants and isinstance(lookup(self.model, path), nn.Parameter)
+            self.tensors[name] = nn.Parameter(found, path in self.free) if own else found
+        return Attr(self.names[path])
+
+    def _renamed(self, arg: Any) -> Any:
+        if isinstance(arg, Attr):
+            held = self.hold(arg.path)
+            assert held is not None
+            return Attr(held.path, arg.spread)
+        return [self._renamed(a) for a in arg] if isinstance(arg, (tuple, list)) else arg
 
 
-def _last_readers(steps: Sequence[Step], result: int) -> tuple[tuple[int, ...], ...]:
-    """For every step the values that nobody reads afterwards."""
-    alive, found = {result}, []
-    for index in range(len(steps), 0, -1):
-        step = steps[index - 1]
-        read = (values_in(step.args) | values_in(step.kwargs) | {index}) - alive
-        found.append(tuple(sorted(read)))
-        alive |= read
-    return tuple(reversed(found))
-
-
-def program_of(model: nn.Module, input_shape: Sequence[int]) -> Program:
+def program_of(model: nn.Module, graph: Graph) -> Program:
     """A copy of a plain network as a program, in evaluation mode.
 
     Args:
-        model: A network of plain weights, of operations that :class:`ldlt.Lipschitz` accepts.
-        input_shape: Shape of one input.
-
-    Raises:
-        GraphError: It cannot be traced, or uses an operation that is not on the list.
+        model: A network of plain weights.
+        graph: What :func:`~ldlt.graph.trace.trace` returned for it.
     """
-    try:
-        plain, other = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
-    except Exception as error:
-        raise GraphError(f"{type(model).__name__} cannot be copied: {error}") from error
-    traced = symbolic_trace(plain)
-    traced.graph.eliminate_dead_code()
-    program = _Writer(plain, traced).write().eval()
-    _check(other, program, input_shape)
+    program, like = Writer(model, graph).write(), reference(model)
+    x = torch.randn(3, *graph.input.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like)
+    with torch.no_grad(), evaluating(model):
+        wanted, found = model(x.clone()), program(x.clone())
+    tolerance = torch.finfo(like.dtype).eps ** 0.75
+    if found.shape != wanted.shape or not bool((found - wanted).abs().max() <= tolerance * (1 + wanted.abs().max())):
+        raise GraphError("what the model computes is not what was written down of it; please report this")
     return program
-
-
-class _Writer:
-    """Translates the nodes of a traced program one by one."""
-
-    def __init__(self, model: nn.Module, traced: fx.GraphModule) -> None:
-        self.model, self.traced = model, traced
-        self.steps: list[Step] = []
-        self.layers: dict[str, nn.Module] = {}
-        self.constants: dict[str, Tensor] = {}
-        self.paths: dict[str, str] = {}  # of layers and constants, to their names here
-        self.place: dict[fx.Node, Value | Held] = {}
-
-    def write(self) -> Program:
-        result: Any = None
-        for node in self.traced.graph.nodes:
-            if node.op == "placeholder":
-                if self.place:
-                    raise GraphError("the module must have exactly one input tensor: concatenate them")
-                self.place[node] = Value(0)
-            elif node.op == "get_attr":
-                self.place[node] = self._constant(str(node.target))
-            elif node.op == "output":
-                result = self._argument(node.args[0])
-            else:
-                self._operation(node)
-        if not isinstance(result, Value) or result.index == 0:
-            raise GraphError("the module must return exactly one tensor that depends on its input")
-        return Program(self.steps, result.index, self.layers, self.constants)
-
-    def _constant(self, path: str) -> Held:
-        if path not in self.paths:
-            self.paths[path] = name = f"constant_{len(self.constants)}"
-            owner, _, own = path.rpartition(".")
-            tensor: Tensor = getattr(self.model.get_submodule(owner), own)
-            self.constants[name] = tensor
-        return Held(self.paths[path])
-
-    def _argument(self, arg: Any) -> Any:
-        if isinstance(arg, fx.Node):
-            return self.place[arg]
-        if isinstance(arg, (tuple, list)):
-            return type(arg)(self._argument(a) for a in arg) if type(arg) is list else tuple(map(self._argument, arg))
-        if isinstance(arg, slice):
-            return slice(self._argument(arg.start), self._argument(arg.stop), self._argument(arg.step))
-        return arg
-
-    def _operation(self, node: fx.Node) -> None:
-        args = tuple(self._argument(a) for a in node.args)
-        kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
-        source: Any = next(iter([*args, *kwargs.values()]), None)
-        if node.op == "call_module":
-            layer = self.model.get_submodule(str(node.target))
-            if isinstance(layer, _OFF_LAYERS):
-                self.place[node] = source
-                return
-            self._add(node, Step("layer", self._layer(str(node.target), layer), (source,)))
-            return
-        target = _OUT_OF_PLACE.get(node.target, node.target)
-        if target in _OFF:
-            self.place[node] = source
-        elif target in _NAMES:
-            self._add(node, Step("function", _NAMES[target], args, kwargs))
-        elif isinstance(target, str) and target.removesuffix("_") in METHODS:
-            self._add(node, Step("method", target.removesuffix("_"), args, kwargs))
-        else:
-            self._activation(node, target, args, kwargs, source)
-
-    def _activation(self, node: fx.Node, target: Any, args: Any, kwargs: Any, source: Any) -> None:
-        """A call of an activation becomes a layer."""
-        rest = {k: v for k, v in kwargs.items() if k not in ("input", "self")}
-        try:
-            found = activations.from_call(target, args[1:], rest)
-        except LdltError as error:
-            raise GraphError(f"node '{node.name}': {error}") from error
-        if found is None:
-            label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-            raise GraphError(
-                f"node '{node.name}': '{label}' cannot be written to a file; use the operations that ldlt.Lipschitz "
-                "accepts"
-            )
-        self._add(node, Step("layer", self._layer(f"{node.name}()", found), (source,)))
-
-    def _layer(self, path: str, layer: nn.Module) -> str:
-        if path not in self.paths:
-            self.paths[path] = name = f"layer_{len(self.layers)}"
-            if getattr(layer, "inplace", False):
-                layer.inplace = False  # type: ignore[assignment]
-            self.layers[name] = layer
-        return self.paths[path]
-
-    def _add(self, node: fx.Node, step: Step) -> None:
-        self.steps.append(step)
-        self.place[node] = Value(len(self.steps))
-
-
-def _check(model: nn.Module, program: Program, input_shape: Sequence[int]) -> None:
-    """Run both: what a tracer cannot see (parametrizations, say) shows up here."""
-    like = reference(model)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, *input_shape, generator=generator, dtype=torch.float64).to(like)
-    with torch.no_grad():
-        try:
-            wanted, found = model(x.clone()), program(x.clone())
-        except LdltError:
-            raise
-        except Exception as error:
-            shown = ", ".join(map(str, input_shape))
-            raise GraphError(f"the model does not accept an input of shape (batch, {shown}): {error}") from error
-    if found.shape != wanted.shape or not torch.equal(found, wanted):
-        raise GraphError("what the model computes is not what its traced program computes: look for a hook")

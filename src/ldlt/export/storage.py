@@ -30,7 +30,7 @@ __all__ = ["CERTIFICATE", "FORMAT", "MEANING", "SUFFIX", "load", "save"]
 SUFFIX = ".safetensors"
 ONNX_SUFFIX = ".onnx"
 
-FORMAT = "ldlt model 1"
+FORMAT = "ldlt model 2"
 """Name and version of the format, in every file."""
 
 NETWORK, MEANING, CERTIFICATE = "ldlt", "ldlt.meaning", "ldlt.certificate"

@@ -37,27 +37,30 @@ class Operation:
         roundings: How many floating-point operations an entry of its matrix takes, when it is found by running the
             operation on unit vectors: 0 if each is a stored number, 0 or 1; None if unknown, so that nothing with
             this operation is proven.
+        linear: Whether it may stand in a graph, and so in a file, as an operation of its own.
     """
 
     rule: Rule
     roundings: int | None = None
+    linear: bool = True
 
 
 TABLE: dict[str, Operation] = {}
 
 
-def register_operation(names: str, rule: Rule, roundings: int | None = None) -> None:
+def register_operation(names: str, rule: Rule, roundings: int | None = None, linear: bool = True) -> None:
     """Add ATen operations to the table.
 
     Args:
         names: Names without overloads, separated by spaces, such as ``"permute transpose"``.
         rule: Made by :func:`moves`, :func:`mixes`, :func:`activates`, :func:`refused`, or a function of its own.
         roundings: See :class:`Operation`.
+        linear: Likewise.
     """
     if not names.split() or not callable(rule):
         raise OptionError(f"an operation needs a name and a rule, not {names!r} and {rule!r}")
     for name in names.split():
-        TABLE[name] = Operation(rule, roundings)
+        TABLE[name] = Operation(rule, roundings, linear)
 
 
 # -- makers of rules ---------------------------------------------------------------------------------------------------
@@ -525,7 +528,10 @@ register_operation("div", _over, 1)
 register_operation("lerp", _lerp, 2)
 
 register_operation(
-    "clone alias detach contiguous lift_fresh_copy _to_copy to dropout native_dropout feature_dropout", same, 0
+    "clone alias detach contiguous lift_fresh_copy _to_copy to dropout native_dropout feature_dropout",
+    same,
+    0,
+    linear=False,
 )
 register_operation(
     "view reshape _unsafe_view flatten unflatten squeeze unsqueeze permute transpose t mT swapaxes swapdims movedim "
@@ -559,18 +565,23 @@ register_operation(
     "batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit_functional _native_batch_norm_legit "
     "native_batch_norm",
     _batch_norm,
+    linear=False,
 )
 
-register_operation("sort", _sort)
-register_operation("max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices", _max_pool)
-register_operation("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d", _adaptive_max_pool)
-register_operation("amax max maximum fmax", _extreme(1))
-register_operation("amin min minimum fmin", _extreme(-1))
+register_operation("sort", _sort, linear=False)
+register_operation(
+    "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices", _max_pool, linear=False
+)
+register_operation("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d", _adaptive_max_pool, linear=False)
+register_operation("amax max maximum fmax", _extreme(1), linear=False)
+register_operation("amin min minimum fmin", _extreme(-1), linear=False)
 
 for _name in activations.CALLS:
-    register_operation({"logsigmoid": "log_sigmoid"}.get(_name, _name), activates(activations.CALLS[_name]))
+    register_operation(
+        {"logsigmoid": "log_sigmoid"}.get(_name, _name), activates(activations.CALLS[_name]), linear=False
+    )
 for _name in ("softmax", "_softmax"):
-    register_operation(_name, activates(lambda dim, *_: nn.Softmax(dim)))
+    register_operation(_name, activates(lambda dim, *_: nn.Softmax(dim)), linear=False)
 
 _HINTS = {
     "layer_norm native_layer_norm group_norm native_group_norm rms_norm instance_norm local_response_norm":
@@ -597,4 +608,4 @@ _HINTS = {
     "bernoulli rand_like randn_like rand randn": "it is random; use nn.Dropout, or draw noise outside of the network",
 }  # fmt: skip
 for _names, _reason in _HINTS.items():
-    register_operation(_names, refused(_reason))
+    register_operation(_names, refused(_reason), linear=False)

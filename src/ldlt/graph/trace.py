@@ -217,8 +217,9 @@ def _decomposed(module: nn.Module, shape: tuple[int, ...], program: ExportedProg
 
 def _says(program: ExportedProgram, made: dict[str, nn.Module]) -> Any:
     """All that a program says; those of training and evaluation are mostly the same, and then only one is read."""
-    constants = {n: (t.dtype, t.tolist()) for n, t in program.constants.items() if isinstance(t, Tensor)}
-    return str(program.graph), str(program.graph_signature), constants, repr(made)
+    constants = {n: (str(t.dtype), t.tolist()) for n, t in program.constants.items() if isinstance(t, Tensor)}
+    graphs = [str(m.graph) for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
+    return graphs, str(program.graph_signature), constants, repr(made)
 
 
 def _not_exported(module: nn.Module, shape: tuple[int, ...], error: Exception) -> LdltError:
@@ -281,7 +282,8 @@ class Reader:
             s.arg.name: s.target for s in self.program.graph_signature.input_specs if s.kind == InputKind.PARAMETER
         }
         for node in self.program.graph.nodes:
-            for arg in _occurrences(node) if node.op == "call_function" else ():
+            silent = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "") in _SILENT
+            for arg in _occurrences(node) if node.op == "call_function" and not silent else ():
                 if arg.name in paths:
                     uses[id(lookup(self.module, cast(str, paths[arg.name])))] += 1
         for layer in self.module.modules():

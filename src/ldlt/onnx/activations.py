@@ -106,7 +106,6 @@ def sort(node: Node) -> list[Value]:
             "is understood as a sort of the whole last axis only; for the largest logits pass the name of its input as "
             "output_name"
         )
-    # The tracer knows groups of neighbours in a vector.
     flat = node.build.reshape(node.label, source, (source.features,))
     descending = node.flag("largest", True)
     if descending and size == 2:

@@ -103,11 +103,6 @@ class Data:
         return math.prod(self.shape)
 
 
-def _expand(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``expand`` as a function: the method itself cannot be traced from outside of its tensor."""
-    return x.expand(-1, *shape)
-
-
 def _slots(arg: Any) -> set[int]:
     if isinstance(arg, Slot):
         return {arg.index}
@@ -200,19 +195,14 @@ class Builder:
         return tensor.clone(memory_format=torch.contiguous_format)
 
     def linear(self, what: str, source: Data, weight: Tensor, bias: Tensor | None = None) -> Data:
-        """``x W' + b`` along the last axis.
-
-        On a vector it is a layer with its own parameters; on more axes the matrix is used at several positions, which
-        is a fixed linear map and no free layer: the parameters are frozen.
-        """
+        """``x W' + b`` along the last axis."""
         rows, columns = weight.shape
         if not rows or not source.shape or source.shape[-1] != columns:
             raise OnnxError(f"{what}: a matrix of shape {(columns, rows)} does not fit {source.shape} per sample")
-        free = len(source.shape) == 1
         layer = nn.Linear(columns, rows, bias=bias is not None, device="meta")
-        layer.weight = nn.Parameter(self._own(what, weight), requires_grad=free)
+        layer.weight = nn.Parameter(self._own(what, weight))
         if bias is not None:
-            layer.bias = nn.Parameter(self._own(what, bias), requires_grad=free)
+            layer.bias = nn.Parameter(self._own(what, bias))
         return self.layer(what, source, (*source.shape[:-1], rows), layer)
 
     def reshape(self, what: str, source: Data, shape: Sequence[int]) -> Data:
@@ -232,7 +222,7 @@ class Builder:
         """Repeat along axes of size 1; the number of axes stays."""
         if tuple(shape) == source.shape:
             return source
-        return self.apply(what, source, shape, _expand, Slot(source.slot), tuple(shape))
+        return self.apply(what, source, shape, Tensor.expand, Slot(source.slot), (-1, *shape))
 
     def scale(self, what: str, source: Data, factor: float) -> Data:
         """Times a number."""
@@ -240,9 +230,7 @@ class Builder:
             raise OnnxError(f"{what}: a factor is infinite or not a number")
         if factor == 1:
             return source
-        # the tracer takes a number for a scalar multiple, which must not vanish
-        arg = factor if factor != 0 else self.hold(what, torch.zeros((), dtype=self.wide))
-        return self.apply(what, source, source.shape, operator.mul, Slot(source.slot), arg)
+        return self.apply(what, source, source.shape, operator.mul, Slot(source.slot), factor)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class OnnxNetwork:
     """A network from an ONNX file.
 
     Attributes:
-        module: Maps (n, *input_shape) to (n, k); :func:`ldlt.trace.trace` accepts it.
+        module: Maps (n, *input_shape) to (n, k); :func:`ldlt.graph.trace.trace` accepts it.
         input_shape: Shape of one sample.
         output_shape: Shape of the file's output for one sample, before it was flattened to (k,).
         input_name: Name of the input in the file.
