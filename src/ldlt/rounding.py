@@ -241,13 +241,13 @@ class _Evaluation(Maps):
         activation = node.resolve(self.module)
         slopes = Slopes.of(node, self.module)
         if slopes.mixed is not None and activations.sector(activation).group == 0:
-            steepest = float(slopes.high.max(initial=0.0))
-            own = _softmax(value.ball.mid, slopes.mixed)
+            gain = float(slopes.high.max(initial=0.0))
+            mixture = _softmax(value.ball.mid, slopes.mixed)
             lengths = np.zeros((slopes.mixed.max() + 1, value.ball.shape[1]))
             np.add.at(lengths, slopes.mixed, multiply_up(value.ball.radius, value.ball.radius))
-            passed = multiply_up(steepest, np.sqrt(lengths * (1 + len(slopes.mixed) * 4 * UNIT)) * (1 + 4 * UNIT))
-            norm = add_up(multiply_up(steepest, value.norm), _length(own.radius))
-            return _Value.of(Ball(own.mid, add_up(own.radius, passed[slopes.mixed])), norm)
+            passed = multiply_up(gain, np.sqrt(lengths * (1 + len(slopes.mixed) * 4 * UNIT)) * (1 + 4 * UNIT))
+            norm = add_up(multiply_up(gain, value.norm), _length(mixture.radius))
+            return _Value.of(Ball(mixture.mid, add_up(mixture.radius, passed[slopes.mixed])), norm)
         if slopes.mixed is not None:
             return _Value.of(_sorted(activation, node.shape, value.ball, slopes.mixed), value.norm)
         kind = activations._find(activation, _RULES)

@@ -1,7 +1,7 @@
 r"""A bound from the norms of single layers, for networks that the matrix inequality does not reach.
 
-Every value ``t`` of the graph gets a constant ``ℓ_t`` with ``‖Δt‖ ≤ ℓ_t‖Δx‖``: a linear map multiplies it by its norm, an
-activation by its steepest slope, sums add constants, and a rearrangement adds their squares, as often as it repeats a
+Every value ``t`` of the graph gets a constant ``ℓ_t`` with ``‖Δt‖ ≤ ℓ_t‖Δx‖``: a linear map multiplies it by its norm,
+an activation by its steepest slope, sums add constants, and a rearrangement adds their squares, as often as it repeats a
 feature. Sound for any network, and loose: that is why it is the last resort of :func:`ldlt.certify`, which says so.
 
 Norms are those of matrices where these are small. For averages and other maps whose matrix has no negative entries,
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,9 +110,9 @@ class _Norms:
         if size * node.features <= _ENTRIES:
             return _spectral(run(torch.eye(size, dtype=torch.float64).reshape(size, *shape)).reshape(size, -1))
         if node.operation.startswith("conv"):
-            schema = [a.name for a in resolve(node.target)._schema.arguments]
-            own = {a.name: a.default_value for a in resolve(node.target)._schema.arguments if a.has_default_value()}
-            own |= dict(zip(schema, node.args, strict=False))
+            operation: Any = resolve(node.target)
+            own = {a.name: a.default_value for a in operation._schema.arguments if a.has_default_value()}
+            own |= dict(zip((a.name for a in operation._schema.arguments), node.args, strict=False))
             weight = self.tensors(own["weight"].path)
             count = weight.ndim - 2
             spec = Spec(

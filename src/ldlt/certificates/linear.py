@@ -196,17 +196,21 @@ class Network(Maps):
         self.levels = {name: depth[name] for name in (graph.input.name, *(a.name for a in graph.activations))}
 
     def input(self, node: Input) -> Blocks:
+        """The coordinates of the input."""
         self.sizes[node.name] = node.features
         return {node.name: Ball.eye(node.features)}
 
     def wire(self, node: Wire, parents: Sequence[Blocks]) -> Blocks:
+        """A linear operation."""
         return self.combine(node, parents)
 
     def affine(self, node: Affine, parent: Blocks) -> Blocks:
+        """A free map."""
         weight = self.free(node)
         return {b: weight @ block for b, block in parent.items()}
 
     def activation(self, node: Activation, parent: Blocks) -> Blocks:
+        """New coordinates, and what is put in for neurons that are none."""
         slopes = self.slopes[node.name] = Slopes.of(node, self.module, self._given.get(node.name))
         drop = np.zeros(node.features, dtype=bool) if self._substituted is None else self._substituted[node.name]
         kept = self.kept[node.name] = np.flatnonzero(~drop)

@@ -19,8 +19,7 @@ from ldlt._version import __version__
 from ldlt.certificates.ball import multiply_up, product_up
 from ldlt.certificates.certificate import Certificate, issue, issue_built, verify
 from ldlt.certificates.certifier import certify
-from ldlt.certificates.fingerprint import fingerprint
-from ldlt.certificates.unrolled import unrolled
+from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.errors import CertificateError, GraphError, OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference
 from ldlt.export.encoding import members, typed
@@ -28,7 +27,6 @@ from ldlt.export.program import program_of
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.radius import certified_radius
 from ldlt.rounding import forward_error
-from ldlt.graph.trace import trace
 
 __all__ = ["CLASSIFICATION", "REGRESSION", "Deployed", "Meaning", "deploy"]
 
@@ -368,7 +366,7 @@ def deploy(
         proven = certificate
     else:
         shape = certificate.input_shape
-        if not certificate.multipliers and trace(unrolled(model, shape), shape).activations:
+        if not certificate.multipliers and traced(model, shape).activations:
             raise CertificateError(
                 f"the certificate ({certificate.method}) has no multipliers, so that nobody could check it: make one "
                 "with ldlt.certify(model, input_shape)"
@@ -404,7 +402,7 @@ def carry_over(other: nn.Module, model: nn.Module, certificate: Certificate) -> 
         certificate: Of the network.
     """
     shape = certificate.input_shape
-    old, new = ([a.name for a in trace(unrolled(m, shape), shape).activations] for m in (model, other))
+    old, new = ([a.name for a in traced(m, shape).activations] for m in (model, other))
     if len(old) == len(new):
         renamed = {n: certificate.multipliers[o] for n, o in zip(new, old, strict=True)}
         options: dict[str, Any] = {"method": certificate.method, "region": certificate.region}
@@ -434,8 +432,7 @@ def nothing_about(network: nn.Module, certificate: Certificate) -> Certificate:
 
 def network_fingerprint(network: nn.Module, shape: tuple[int, ...]) -> str:
     """The fingerprint by which a certificate knows its network."""
-    plain = unrolled(network, shape)
-    return fingerprint(trace(plain, shape), plain)
+    return fingerprint(traced(network, shape), network)
 
 
 def _deploy_built(net: Lipschitz, dtype: torch.dtype | None) -> Deployed:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from ldlt._version import __version__
 from ldlt.certificates.certificate import Certificate
-from ldlt.certificates.unrolled import TooLargeError, unrolled
 from ldlt.errors import GraphError, MissingExtraError, OnnxError
 from ldlt.export.deployed import Deployed, carry_over, deploy, nothing_about
 from ldlt.export.portable import portable
 from ldlt.export.program import Program, program_of
 from ldlt.export.storage import CERTIFICATE, MEANING, ONNX_SUFFIX, writable, write_file
+from ldlt.export.unrolled import TooLargeError, unrolled
 from ldlt.onnx.reader import read_onnx
 
 __all__ = ["INPUT", "OUTPUT", "export_onnx", "export_program"]
