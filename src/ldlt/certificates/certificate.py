@@ -356,7 +356,8 @@ def _residual(
     finite = bound < _LARGEST_SQUARE and all(bool(m.isfinite().all()) for m in multipliers.values())
     if not complete or size > _DENSE or not finite:
         return math.nan
-    matrix = lmi.from_graph(graph, model, dict(model.named_parameters()), multipliers, bound)
+    with torch.no_grad():
+        matrix = lmi.from_graph(graph, model, dict(model.named_parameters()), multipliers, bound)
     return matrix.residual if bool(matrix.matrix.isfinite().all()) else math.nan
 
 

@@ -22,6 +22,7 @@ from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.graph import Convolution, Graph, Wire
+from ldlt.graph.operations import TABLE
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
 
@@ -121,7 +122,8 @@ def certify(
 def _too_large(graph: Graph) -> str:
     """Why a network with convolutions or other given maps is too large for a proof; empty if it is not."""
     maps = [n for n in graph.nodes if isinstance(n, Convolution) or (isinstance(n, Wire) and n.role == "linear")]
-    maps = [n for n in maps if not (isinstance(n, Wire) and n.operation in ("mul", "div"))]  # diagonal
+    diagonal = {TABLE[name].rule for name in ("mul", "div")}
+    maps = [n for n in maps if not (isinstance(n, Wire) and TABLE[n.operation].rule in diagonal)]
     entries = sum(n.features * graph[p].features for n in maps for p in n.parents)
     if entries > LARGEST_MATRICES:
         return f"as matrices its convolutions have {entries:.2g} entries, more than {LARGEST_MATRICES:.2g}"

@@ -23,10 +23,10 @@ from ldlt.graph.operations import TABLE
 
 __all__ = ["Enclosed", "doubles", "inverse", "precisions", "readings"]
 
-_MAKERS = {
-    "arange", "eye", "full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor",
-    "zeros", "zeros_like",
-}  # fmt: skip
+_EMPTY = {"new_ones", "new_zeros", "ones_like", "zeros_like"}
+_FULL = {"full", "full_like", "new_full", "scalar_tensor"}
+_FILLED = {"constant_pad_nd", "masked_fill", "pad", "where"}  # their numbers are entries
+_PRODUCTS = {TABLE[n].rule for n in ("linear", "conv1d", "conv_transpose1d", "addmm")}
 _COMPARISONS = {"eq", "ge", "gt", "le", "lt", "ne"}
 _SAME = {TABLE["clone"].rule}
 _MOVES = {TABLE["view"].rule, TABLE["cat"].rule}
@@ -111,7 +111,10 @@ class Enclosed:
 
         def run(part: Callable[[Ball], Array]) -> Tensor:
             def pick(arg: Any) -> Any:
-                return torch.from_numpy(np.array(part(arg))) if isinstance(arg, Ball) else arg
+                if isinstance(arg, Ball):
+                    return torch.from_numpy(np.array(part(arg)))
+                number = operation in _FILLED and isinstance(arg, float)
+                return float(part(self.number(arg))) if number else arg
 
             result = resolve(constant.target)(*_each(pick, args), **{k: _each(pick, v) for k, v in kwargs.items()})
             found: Tensor = result if constant.select is None else result[constant.select]
@@ -120,17 +123,17 @@ class Enclosed:
         def mid(ball: Ball) -> Array:
             return ball.mid
 
+        def rad(ball: Ball) -> Array:
+            return ball.radius
+
+        def is_zero(arg: Any) -> bool:
+            return isinstance(arg, Ball) and not arg.magnitude.any()
+
         found: Ball | Tensor | None = None
-        if operation in _MAKERS:
-            made = run(mid)
-            numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, float)]
-            if not made.is_floating_point():
-                found = made
-            elif numbers:
-                ball = self.number(numbers[-1])
-                found = Ball(*(np.full(made.shape, t) for t in (ball.mid, ball.radius))) if len(numbers) == 1 else None
-            else:
-                found = Ball.exact(made.double().numpy())
+        if operation in _FULL and _is_number(args[-1]) and run(mid).is_floating_point():
+            found = Ball.exact(np.ones(run(mid).shape)) * self.number(args[-1])
+        elif operation in _EMPTY:
+            found = Ball.exact(run(mid).double().numpy())
         elif not balls:
             made = run(mid)
             whole = made.double()
@@ -145,12 +148,16 @@ class Enclosed:
             made = run(mid)
             if not made.is_floating_point() or bool((made.double() == torch.from_numpy(np.array(balls[0].mid))).all()):
                 found = balls[0] if made.is_floating_point() else None
-        elif (entry is not None and entry.rule in _MOVES) or operation in _PARTS:
-            rad = None if all(b.rad is None for b in balls) else run(lambda b: b.radius).double().numpy()
-            found = Ball(run(mid).double().numpy(), rad)
+        elif (
+            operation in _PARTS | _FILLED
+            or (entry is not None and entry.rule in _MOVES)
+            or (entry is not None and entry.rule in _PRODUCTS and any(map(is_zero, args[:3])))  # of zero, and a bias
+        ):
+            radius = run(rad).double().numpy()
+            found = Ball(run(mid).double().numpy(), radius if radius.any() else None)
         elif operation in _RULES and (not kwargs or (set(kwargs) == {"alpha"} and operation in ("add", "sub"))):
             if operation not in _COUNTED:
-                args = [a if i in _PLACES.get(operation, ()) else self._real(a) for i, a in enumerate(args)]
+                args = [self._real(a) for a in args]
             if kwargs:
                 args[1] = args[1] * self.number(kwargs["alpha"])
             found = _RULES[operation](*args)
@@ -239,11 +246,6 @@ def _absolute(x: Ball) -> Ball:
     return Ball(np.abs(x.mid), x.rad)
 
 
-def _where(mask: Tensor, yes: Ball, no: Ball) -> Ball:
-    choice = mask.numpy()
-    return Ball(np.where(choice, yes.mid, no.mid), np.where(choice, yes.radius, no.radius))
-
-
 def _product(left: Ball, right: Ball) -> Ball:
     """Of matrices and vectors."""
     if not 0 < min(left.mid.ndim, right.mid.ndim) <= max(left.mid.ndim, right.mid.ndim) < 3:
@@ -292,7 +294,6 @@ _RULES: dict[str, Callable[..., Ball]] = {
     "abs": _absolute,
     "add": lambda a, b: a + b,
     "div": lambda a, b: a * inverse(b),
-    "masked_fill": lambda a, mask, b: _where(mask, b, a),
     "mean": _mean,
     "mul": lambda a, b: a * b,
     "neg": lambda a: -a,
@@ -303,8 +304,6 @@ _RULES: dict[str, Callable[..., Ball]] = {
     "square": lambda a: a * a,
     "sub": lambda a, b: a - b,
     "sum": _total,
-    "where": _where,
     **dict.fromkeys(("matmul", "mm", "mv", "dot", "vdot"), _product),
 }
-_PLACES = {"where": (0,), "masked_fill": (1,)}
 _COUNTED = {"sum", "mean", "_weight_norm"}  # their numbers are dimensions

@@ -1,8 +1,8 @@
 r"""A bound from the norms of single layers, for networks that the matrix inequality does not reach.
 
 Every value ``t`` of the graph gets a constant ``ℓ_t`` with ``‖Δt‖ ≤ ℓ_t‖Δx‖``: a linear map multiplies it by its norm,
-an activation by its steepest slope, sums add constants, and a rearrangement adds their squares, as often as it repeats a
-feature. Sound for any network, and loose: that is why it is the last resort of :func:`ldlt.certify`, which says so.
+an activation by its steepest slope, sums add constants, and a rearrangement adds their squares, as often as it repeats
+a feature. Sound for any network, and loose: that is why it is the last resort of :func:`ldlt.certify`, which says so.
 
 Norms are those of matrices where these are small. For averages and other maps whose matrix has no negative entries,
 
@@ -66,6 +66,7 @@ class _Norms:
 
     def __init__(self, graph: Graph, module: nn.Module) -> None:
         self.graph, self.module, self.tensors = graph, module, doubles(graph, module)
+        self.moved: dict[str, float] = {}  # constants of what was rearranged
 
     def input(self, node: Input) -> float:
         return 1.0
@@ -76,11 +77,15 @@ class _Norms:
         if node.role == "sum":
             return sum(abs(s) * p for s, p in zip(node.scales, parents, strict=True))
         if node.role == "rearrange":
+            if len(parents) == 1:
+                self.moved[node.name] = parents[0]
             source = index_map(self.graph.index, node, self.tensors)
             sizes = [self.graph[p].features for p in node.parents]
             counts = torch.bincount(source, minlength=sum(sizes)).split(sizes)
             return math.sqrt(sum(int(c.max()) * p**2 for c, p in zip(counts, parents, strict=True)))
-        return sum(self._norm(node, i) * p for i, p in enumerate(parents))
+        apart = sum(self._norm(node, i) * p for i, p in enumerate(parents))
+        before = self.moved.get(node.parents[0]) if len(parents) == 1 else None
+        return apart if before is None else min(apart, before * self._around(node))
 
     def affine(self, node: Affine, parent: float) -> float:
         weight, size = self.tensors(node.weight), node.features * self.graph[node.parents[0]].features
@@ -110,16 +115,7 @@ class _Norms:
         if size * node.features <= _ENTRIES:
             return _spectral(run(torch.eye(size, dtype=torch.float64).reshape(size, *shape)).reshape(size, -1))
         if node.operation.startswith("conv"):
-            operation: Any = resolve(node.target)
-            own = {a.name: a.default_value for a in operation._schema.arguments if a.has_default_value()}
-            own |= dict(zip((a.name for a in operation._schema.arguments), node.args, strict=False))
-            weight = self.tensors(own["weight"].path)
-            count = weight.ndim - 2
-            spec = Spec(
-                count, _wide(own["stride"], count), "valid", _wide(own["dilation"], count), own["groups"],
-                transposed="transpose" in node.operation,
-            )  # fmt: skip
-            return _convolution(spec, weight, shape, node.shape)
+            return _convolution(*self._spec(node), shape, node.shape)
         if node.operation == "linear":  # on each token
             return _spectral(self.tensors(node.constants[0]))
         if node.operation not in _POSITIVE:
@@ -134,6 +130,33 @@ class _Norms:
             rows = run(ones, size_of)
             (columns,) = torch.autograd.grad(rows.sum(), ones)
         return math.sqrt(float(rows.max()) * float(columns.max()))
+
+    def _spec(self, node: Wire, border: tuple[int, ...] = ()) -> tuple[Spec, Tensor]:
+        """What a given convolution computes, up to its padding with zeros, and its weight."""
+        operation: Any = resolve(node.target)
+        own = {a.name: a.default_value for a in operation._schema.arguments if a.has_default_value()}
+        own |= dict(zip((a.name for a in operation._schema.arguments), node.args, strict=False))
+        weight = self.tensors(own["weight"].path)
+        stride, dilation = (_wide(own[name], weight.ndim - 2) for name in ("stride", "dilation"))
+        padding = own["padding"] if isinstance(own["padding"], str) else _wide(own["padding"], weight.ndim - 2)
+        kind = "transpose" in node.operation
+        mode = "circular" if border else "zeros"
+        return Spec(weight.ndim - 2, stride, padding, dilation, own["groups"], kind, mode=mode, border=border), weight
+
+    def _around(self, node: Wire) -> float:
+        """Norm of a linear operation together with the rearrangement that it reads."""
+        moved = self.graph[node.parents[0]]
+        assert isinstance(moved, Wire)
+        shape = self.graph[moved.parents[0]].shape
+        size = math.prod(shape)
+        if size * max(node.features, moved.features) <= _ENTRIES:
+            unit = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
+            return _spectral(node.bind(self.tensors)(moved.bind(self.tensors)(unit)).reshape(size, -1))
+        if moved.operation == "pad" and "circular" in moved.args and node.operation.startswith("conv"):
+            spec, weight = self._spec(node, tuple(moved.args[1]))
+            if not spec.transposed and spec.padding in ("valid", (0,) * spec.dims):
+                return _convolution(spec, weight, shape, node.shape)
+        return math.inf
 
 
 def _spectral(matrix: Tensor) -> float:

@@ -6,9 +6,9 @@ parameter is a number, and the certificate is about that number.
 
 Linear operations in between have entries that are found by running them on unit vectors in float64. The table of
 operations says how many roundings that takes: none for sums, rearrangements and products with one constant, since every
-sum then has one term that is not zero and every product a factor 0 or 1. A quotient or a mean is rounded, which a radius
-accounts for, and so is a constant that is computed (:mod:`ldlt.certificates.enclosed`). Any other operation is refused:
-its rounding is not known.
+sum then has one term that is not zero and every product a factor 0 or 1. A quotient or a mean is rounded, which a
+radius accounts for, and so is a constant that is computed (:mod:`ldlt.certificates.enclosed`). Any other operation is
+refused: its rounding is not known.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Maps:
         if len(numbers) != 1 or not numbers[0]:
             raise GraphError(f"node '{node.name}': one number was expected")
         number = self.enclosed.number(numbers[0])
-        if node.operation == "div":
+        if TABLE[node.operation].rule is TABLE["div"].rule:
             return inverse(number)
         width = number.radius + np.abs(number.mid - numbers[0])  # of a weight w, and hence of 1 − w
         return Ball(np.asarray(scale), np.nextafter(width * (1 + 4 * UNIT), np.inf) + 4 * UNIT)
@@ -113,8 +113,9 @@ class Maps:
         if entry is None or entry.roundings is None or len(real) > 1:
             raise GraphError(f"node '{node.name}': the rounding of its operation is not known")
         uncertain = any(b.rad is not None for b in real)
-        if node.operation in ("mul", "div") and real and self.graph[node.parents[0]].shape == node.shape:
-            factor = real[0] if node.operation == "mul" else inverse(real[0])
+        times, over = (entry.rule is TABLE[n].rule for n in ("mul", "div"))
+        if (times or over) and real and self.graph[node.parents[0]].shape == node.shape:
+            factor = real[0] if times else inverse(real[0])
             spread = factor * Ball.exact(np.ones((1, *node.shape)))
             return [Ball(spread.mid.reshape(-1), None if spread.rad is None else spread.rad.reshape(-1))]
         if uncertain and entry.roundings:

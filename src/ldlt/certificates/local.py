@@ -10,10 +10,9 @@ Pre-activations are enclosed by affine forms: around the value ``v0`` at the cen
     v - v_0 = A\,(x - x_0) + \sum_i A_i e_i ,\qquad |e_i| \le r_i\,\mathrm{dev}(v_i) ,
 
 where each activation adds ``w − w_0 = c(v − v_0) + e`` with the centre c and the radius r of its slopes on the interval
-just found; for a group of entries that a softmax mixes, ``|e_i|`` is at most r times the norm of their deviations. A row
-of A contributes its l2 norm times the radius of a ball, or its absolute values times the half-widths
-of a box. For the first layer this is exact; deeper, linear dependencies between neurons are kept, and nothing but the
-radii is lost.
+just found; for a group of entries that a softmax mixes, ``|e_i|`` is at most r times the norm of their deviations. A
+row of A contributes its l2 norm times the radius of a ball, or its absolute values times the half-widths of a box. For
+the first layer this is exact; deeper, linear dependencies between neurons are kept, and nothing but the radii is lost.
 """
 
 from __future__ import annotations
