@@ -31,6 +31,7 @@ _COMPARISONS = {"eq", "ge", "gt", "le", "lt", "ne"}
 _SAME = {TABLE["clone"].rule}
 _MOVES = {TABLE["view"].rule, TABLE["cat"].rule}
 _PARTS = {"tril", "triu"}
+_WHOLES = {"_to_copy", "add", "arange", "eye", "mul", "neg", "ones", "sub", "sum", "tril", "triu", "zeros"}
 _WHOLE = 2**8  # whole numbers up to here are exact in every type
 
 
@@ -111,12 +112,10 @@ class Enclosed:
 
         def run(part: Callable[[Ball], Array]) -> Tensor:
             def pick(arg: Any) -> Any:
-                if isinstance(arg, Ball):
-                    return torch.from_numpy(np.array(part(arg)))
-                number = operation in _FILLED and isinstance(arg, float)
-                return float(part(self.number(arg))) if number else arg
+                return torch.from_numpy(np.array(part(arg))) if isinstance(arg, Ball) else arg
 
-            result = resolve(constant.target)(*_each(pick, args), **{k: _each(pick, v) for k, v in kwargs.items()})
+            given = [float(part(self.number(a))) if operation in _FILLED and _is_number(a) else a for a in args]
+            result = resolve(constant.target)(*_each(pick, given), **{k: _each(pick, v) for k, v in kwargs.items()})
             found: Tensor = result if constant.select is None else result[constant.select]
             return found
 
@@ -139,7 +138,7 @@ class Enclosed:
             whole = made.double()
             if not made.is_floating_point():
                 found = made
-            elif bool((whole == whole.round()).all() & (whole.abs() <= _WHOLE).all()):
+            elif operation in _WHOLES and bool((whole == whole.round()).all() & (whole.abs() <= _WHOLE).all()):
                 found = Ball.exact(whole.numpy())
         elif operation in _COMPARISONS and all(b.rad is None for b in balls):
             sharp = all(len(set(readings(float(a), self.kinds))) == 1 for a in args if _is_number(a))

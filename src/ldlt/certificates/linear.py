@@ -24,7 +24,7 @@ from ldlt.certificates.ball import TINY, UNIT, Array, Ball
 from ldlt.certificates.enclosed import Enclosed, inverse
 from ldlt.certificates.sectors import Slopes
 from ldlt.errors import GraphError, ShapeError
-from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold, index_map
+from ldlt.graph import Activation, Affine, Graph, Input, Ref, Wire, fold, index_map
 from ldlt.graph.operations import TABLE
 
 __all__ = ["Blocks", "Maps", "Network"]
@@ -110,7 +110,8 @@ class Maps:
         entry = TABLE.get(node.operation)
         tensors = {p: self.enclosed(p) for p in node.constants}
         real = [b for b in map(tensors.__getitem__, node.constants) if isinstance(b, Ball) and b.magnitude.any()]
-        if entry is None or entry.roundings is None or len(real) > 1:
+        whole = [t for t in tensors.values() if isinstance(t, Tensor) and t.dtype != torch.bool]
+        if entry is None or entry.roundings is None or len(real) + len(whole) > 1 or _sums(node):
             raise GraphError(f"node '{node.name}': the rounding of its operation is not known")
         uncertain = any(b.rad is not None for b in real)
         times, over = (entry.rule is TABLE[n].rule for n in ("mul", "div"))
@@ -230,3 +231,18 @@ class Network(Maps):
             for b, block in parent.items():
                 value[b] = factor[:, None] * block
         return value
+
+
+def _sums(node: Wire) -> bool:
+    """Whether an ``einsum`` adds up entries of a constant."""
+    if node.operation != "einsum":
+        return False
+    equation, operands = node.args[0], node.args[1]
+    left, _, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    return "->" not in equation or any(
+        letter not in right and all(letter not in other for j, other in enumerate(terms) if j != i)
+        for i, term in enumerate(terms)
+        if not isinstance(operands[i], Ref)
+        for letter in term
+    )
