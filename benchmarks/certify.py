@@ -40,7 +40,7 @@ from ldlt.certificates.optimise import minimise
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.sdp import solve_sdp
 from ldlt.errors import LdltError
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 
 NETWORKS = {
     "small": [20, 64, 64, 10],

@@ -26,7 +26,7 @@ from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
 from ldlt.certificates.slopes import slope_range
 from ldlt.certificates.start import SHAPES, feasible
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 from random_graphs import RandomGraph
 
 pytestmark = pytest.mark.usefixtures("double")

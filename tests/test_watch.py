@@ -12,7 +12,7 @@ from torch import nn
 from ldlt.certificates.command import _Progress
 from ldlt.certificates.optimise import minimise
 from ldlt.certificates.problem import Problem
-from ldlt.trace import trace
+from ldlt.graph.trace import trace
 from ldlt.watch import Watch
 
 

@@ -34,7 +34,7 @@ precision of the network: both readings are covered, as in certificates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -47,13 +47,14 @@ from torch import Tensor, nn
 from ldlt import activations
 from ldlt.certificates.ball import TINY, UNIT, Ball, add_up, arithmetic_is_ieee, divide_up, multiply_up, product_up
 from ldlt.certificates.definite import is_semidefinite
-from ldlt.certificates.linear import Network
-from ldlt.certificates.sectors import Slopes, precisions, readings
+from ldlt.certificates.enclosed import precisions, readings
+from ldlt.certificates.linear import Maps
+from ldlt.certificates.sectors import Slopes
 from ldlt.errors import GraphError, OptionError, ShapeError
 from ldlt.evaluation import evaluating
-from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
-from ldlt.network import Lipschitz
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
 from ldlt.graph.trace import trace
+from ldlt.network import Lipschitz
 
 __all__ = ["ACCURACY", "forward_error"]
 
@@ -98,7 +99,7 @@ def forward_error(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         logits: Tensor = model(x.detach().clone())  # an activation in place may overwrite its input
     points = Ball.exact(x.detach().double().cpu().reshape(len(x), graph.input.features).numpy().T)
     with np.errstate(all="ignore"):  # what overflows ends in an infinite error
-        found = _Evaluation(graph, model, points).result
+        found = fold(graph, _Evaluation(graph, model, points))[graph.output].ball
         computed = logits.detach().double().cpu().numpy().T
         error = add_up(np.nextafter(np.abs(computed - found.mid), np.inf), found.radius)
     error[~np.isfinite(error)] = np.inf
@@ -145,48 +146,30 @@ class _Value:
         return cls(Ball(ball.mid, np.minimum(ball.rad, norm)), np.minimum(norm, _length(ball.rad)))
 
 
-class _Evaluation(Network):
-    """The graph at given points, by the linear operations of :class:`Network`, which act on columns.
+class _Evaluation(Maps):
+    """The algebra of values at given points, which are the columns of one block.
 
     Args:
         graph: A traced graph.
         module: Its module.
         points: Inputs, (features, batch).
-
-    Attributes:
-        result: Outputs, (features, batch).
     """
 
     def __init__(self, graph: Graph, module: nn.Module, points: Ball) -> None:
-        self.graph, self.module = graph, module
-        self.sizes = {_POINTS: points.shape[1]}
+        super().__init__(graph, module)
+        self.points = points
         self.made: dict[str, list[Ball]] = {}
-        values: dict[str, _Value] = {}
-        for node in graph.nodes:
-            parents = [values[p] for p in node.parents]
-            if isinstance(node, Input):
-                values[node.name] = _Value.of(points, np.zeros(points.shape[1]))
-            elif isinstance(node, Affine):
-                values[node.name] = self._map(node, parents[0])
-            elif isinstance(node, Activation):
-                values[node.name] = self._apply(node, parents[0])
-            elif isinstance(node, Wire):
-                values[node.name] = self._combine(node, parents)
-            else:
-                raise GraphError(f"node '{node.name}': the rounding of its operation is not known")
-        self.result = values[graph.output].ball
 
-    def _read(self, value: float) -> Ball:
-        """A number of the program, in each reading."""
-        found = readings(float(value), precisions(self.module))
-        return Ball.between(min(found), max(found))
+    def input(self, node: Input) -> _Value:
+        return _Value.of(self.points, np.zeros(self.points.shape[1]))
 
-    def _map(self, node: Affine, value: _Value) -> _Value:
-        weight = Ball.exact(node.matrix(torch.from_numpy(self.tensor(node.weight)), self.graph, exact=True).numpy())
+    def affine(self, node: Affine, value: _Value) -> _Value:
+        weight = self.free(node)
         shift = None
         if node.bias is not None:  # one number per feature, or per channel
-            bias = self.tensor(node.bias)
-            shift = Ball.exact(np.repeat(bias, node.features // len(bias))[:, None])
+            bias = _real(self.enclosed(node.bias))
+            bias = bias[np.repeat(np.arange(len(bias.mid)), node.features // len(bias.mid))]
+            shift = bias[:, None]
         own = weight @ Ball(value.ball.mid)
         own = own if shift is None else own + shift
         if value.ball.rad is None:
@@ -199,9 +182,9 @@ class _Evaluation(Network):
         norm = np.minimum(multiply_up(_norm(weight), value.norm), _length(passed))
         return _Value.of(Ball(own.mid, add_up(own.radius, passed)), add_up(norm, _length(own.radius)))
 
-    def _combine(self, node: Wire, values: list[_Value]) -> _Value:
-        full = self.wire(node, [{_POINTS: v.ball} for v in values])[_POINTS]
-        own = self.wire(node, [{_POINTS: Ball(v.ball.mid)} for v in values])[_POINTS]
+    def wire(self, node: Wire, values: Sequence[_Value]) -> _Value:
+        full = self.combine(node, [{_POINTS: v.ball} for v in values])[_POINTS]
+        own = self.combine(node, [{_POINTS: Ball(v.ball.mid)} for v in values])[_POINTS]
         shift = self._shift(node)
         if shift is not None:
             full, own = full + shift, own + shift
@@ -210,9 +193,10 @@ class _Evaluation(Network):
             norm = add_up(norm, multiply_up(gain, value.norm))
         return _Value.of(full, norm)
 
-    def _matrices(self, node: Wire) -> list[Ball]:
-        if node.name not in self.made:  # they are asked for several times
-            self.made[node.name] = super()._matrices(node)
+    def matrices(self, node: Wire) -> list[Ball]:
+        """They are asked for several times."""
+        if node.name not in self.made:
+            self.made[node.name] = super().matrices(node)
         return self.made[node.name]
 
     def _gains(self, node: Wire) -> list[float]:
@@ -220,34 +204,50 @@ class _Evaluation(Network):
         if node.role == "order":
             return [1.0]
         if node.role == "sum":
-            return [float(self._scale(node, s).magnitude) for s in node.scales]
+            return [float(self.scale(node, s).magnitude) for s in node.scales]
         if node.role == "rearrange":  # a feature that is repeated c times counts √c times
-            source = index_map(self.graph.index, node, self.graph.tensors(self.module)).cpu().numpy()
             ends = np.cumsum([0, *(self.graph[p].features for p in node.parents)])
-            counts = np.bincount(source, minlength=int(ends[-1]))
+            counts = np.bincount(self.source(node), minlength=int(ends[-1]))
             parts = [counts[a:b].max(initial=0) for a, b in pairwise(ends)]
             return [float(np.nextafter(np.sqrt(c), np.inf)) if c > 1 else float(c) for c in parts]
-        return [_norm(m) for m in self._matrices(node)]
+        return [_norm(m) if m.mid.ndim == 2 else float(m.magnitude.max(initial=0.0)) for m in self.matrices(node)]
 
     def _shift(self, node: Wire) -> Ball | None:
         """The constant that a sum adds, (features, 1): its value where all parents are zero."""
-        if node.role != "sum" or node.target is None:
+        if node.role != "sum":
             return None
+        tensors = {p: _real(self.enclosed(p)) for p in node.constants}
         zeros = [torch.zeros(1, *self.graph[p].shape, dtype=torch.float64) for p in node.parents]
-        with torch.no_grad():
-            constant = node.bind(self.graph.tensors(self.module))(*zeros).detach().cpu().double().reshape(-1, 1).numpy()
-        if not constant.any():
-            return None
-        factors = [float(a) for a in (*node.args, *(v for _, v in node.kwargs)) if isinstance(a, int | float)]
-        if all(f in (1.0, -1.0) for f in factors):
-            return Ball.exact(constant)  # a stored tensor as it is
-        # A number in the place of the constant, alpha in front of it, or both: at most two readings and one rounding.
-        spread = sum(max(abs(r - f) for r in readings(f, precisions(self.module))) / abs(f) for f in factors if f)
-        return Ball(constant, multiply_up(np.abs(constant), 2 * spread + 4 * UNIT))
 
-    def _apply(self, node: Activation, value: _Value) -> _Value:
+        def run(part: Callable[[Ball], Array]) -> Array:
+            with torch.no_grad():
+                found = node.bind(lambda path: torch.from_numpy(np.array(part(tensors[path]))))(*zeros)
+            return found.reshape(-1, 1).numpy()  # type: ignore[no-any-return]
+
+        constant = run(lambda b: b.mid)
+        factors = [float(a) for a in (*node.args, *(v for _, v in node.kwargs)) if isinstance(a, int | float)]
+        rad = np.abs(run(lambda b: b.radius) - run(lambda b: np.zeros(b.shape)))
+        if not constant.any() and not rad.any():
+            return None
+        if all(f in (1.0, -1.0) for f in factors):
+            return Ball(constant, rad if rad.any() else None)
+        # A number in the place of the constant, alpha in front of it, or both: at most two readings and one rounding.
+        kinds = precisions(self.module)
+        spread = sum(max(abs(r - f) for r in readings(f, kinds)) / abs(f) for f in factors if f)
+        size = add_up(np.abs(constant), rad)
+        return Ball(constant, add_up(rad, multiply_up(size, 4 * spread + 8 * UNIT)))
+
+    def activation(self, node: Activation, value: _Value) -> _Value:
         activation = node.resolve(self.module)
         slopes = Slopes.of(node, self.module)
+        if slopes.mixed is not None and activations.sector(activation).group == 0:
+            gain = float(slopes.high.max(initial=0.0))
+            mixture = _softmax(value.ball.mid, slopes.mixed)
+            lengths = np.zeros((slopes.mixed.max() + 1, value.ball.shape[1]))
+            np.add.at(lengths, slopes.mixed, multiply_up(value.ball.radius, value.ball.radius))
+            passed = multiply_up(gain, np.sqrt(lengths * (1 + len(slopes.mixed) * 4 * UNIT)) * (1 + 4 * UNIT))
+            norm = add_up(multiply_up(gain, value.norm), _length(mixture.radius))
+            return _Value.of(Ball(mixture.mid, add_up(mixture.radius, passed[slopes.mixed])), norm)
         if slopes.mixed is not None:
             return _Value.of(_sorted(activation, node.shape, value.ball, slopes.mixed), value.norm)
         kind = activations._find(activation, _RULES)
@@ -258,7 +258,7 @@ class _Evaluation(Network):
             )
 
         def at(points: Array) -> Ball:
-            return _RULES[kind](activation, Ball.exact(points), self._read)
+            return _RULES[kind](activation, Ball.exact(points), self.enclosed.number)
 
         mid, old = value.ball.mid, value.ball.rad
         own = at(mid)
@@ -302,10 +302,24 @@ def _norm(matrix: Ball) -> float:
     return min(crude, float(np.nextafter(np.sqrt(top), np.inf)))
 
 
+def _real(tensor: Ball | Tensor) -> Ball:
+    """A constant as real numbers; whole ones are small enough to be exact."""
+    return tensor if isinstance(tensor, Ball) else Ball.exact(tensor.double().numpy())
+
+
+def _softmax(points: Array, mixed: NDArray[np.int64]) -> Ball:
+    """``exp(v − max v)`` over its sum, group by group, at exact points."""
+    largest = np.full((mixed.max() + 1, points.shape[1]), -np.inf)
+    np.maximum.at(largest, mixed, points)
+    top = _function(torch.exp, Ball.exact(points) - Ball.exact(largest[mixed]))
+    groups = Ball.exact((np.arange(mixed.max() + 1)[:, None] == mixed).astype(np.float64))
+    return _ratio(top, (groups @ top)[mixed])
+
+
 def _sorted(activation: nn.Module, shape: tuple[int, ...], value: Ball, mixed: NDArray[np.int64]) -> Ball:
     """Comparisons are exact, and sorting is 1-Lipschitz in the largest entry of a group."""
     points = torch.tensor(value.mid.T).reshape(-1, *shape)
-    mid: Array = activation(points).flatten(1).numpy().T
+    mid: Array = activation.forward(points).flatten(1).numpy().T
     if value.rad is None:
         return Ball(mid)
     largest = np.zeros((mixed.max() + 1, value.shape[1]))

@@ -33,18 +33,25 @@ from torch import Tensor, nn
 from ldlt import lmi
 from ldlt._version import __version__
 from ldlt.certificates import storage
-from ldlt.certificates.fingerprint import fingerprint
+from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.certificates.local import ranges
 from ldlt.certificates.proof import prove, prove_gram, prove_smallest
 from ldlt.certificates.region import Region
-from ldlt.certificates.unrolled import unrolled
 from ldlt.errors import CertificateError, LdltError
 from ldlt.graph import Graph
 from ldlt.network import Lipschitz
 from ldlt.onnx.reader import read_onnx
-from ldlt.graph.trace import trace
 
-__all__ = ["CERTIFIED", "NOT_CERTIFIED", "Certificate", "freeze_certified", "issue", "issue_built", "verify"]
+__all__ = [
+    "CERTIFIED",
+    "NOT_CERTIFIED",
+    "Certificate",
+    "freeze_certified",
+    "issue",
+    "issue_built",
+    "issue_for",
+    "verify",
+]
 
 CERTIFIED, NOT_CERTIFIED = "certified", "not certified"
 
@@ -176,7 +183,7 @@ def issue(
     Args:
         model: The network, with plain weights.
         input_shape: Shape of one input.
-        multipliers: ``Λ`` by activation node of ``trace(model, input_shape)``.
+        multipliers: ``Λ`` by activation node of the traced network.
         bound: ℓ.
         method: How the multipliers were found.
         region: Bound slopes between points of this region only. The enclosures of the slopes there account for
@@ -189,9 +196,26 @@ def issue(
         A certificate that is rigorous unless it is about a region, or one with the status ``"not certified"`` and a
         reason.
     """
-    shape = tuple(int(n) for n in input_shape)
-    model = _plain(model, shape)
-    graph = trace(model, shape)
+    _require_plain(model)
+    graph = traced(model, [int(n) for n in input_shape])
+    return issue_for(
+        graph, model, multipliers, bound, method=method, region=region, largest=largest, least=least, pairs=pairs
+    )
+
+
+def issue_for(
+    graph: Graph,
+    model: nn.Module,
+    multipliers: Mapping[str, Tensor],
+    bound: float,
+    *,
+    method: str,
+    region: Region | None = None,
+    largest: float = 1 + 1e-3,
+    least: float = 1.0,
+    pairs: bool = True,
+) -> Certificate:
+    """As :func:`issue`, for a network that has just been traced."""
     slopes = None if region is None else ranges(graph, model, region).slopes
     proof = prove_smallest(graph, model, multipliers, bound, largest, least=least, slopes=slopes)
     outputs = graph[graph.output].features
@@ -206,7 +230,7 @@ def issue(
         multipliers=proof.multipliers,
         rigorous=proof.holds and region is None,
         residual=_residual(graph, model, proof.multipliers, proof.bound, slopes),
-        input_shape=shape,
+        input_shape=graph.input.shape,
         outputs=outputs,
         fingerprint=fingerprint(graph, model),
         region=region,
@@ -228,12 +252,13 @@ def freeze_certified(net: Lipschitz) -> tuple[nn.Module, Certificate]:
 
 def issue_built(net: Lipschitz, stored: nn.Module) -> Certificate:
     """The certificate of a stored form of a network built here, with the network's own multipliers."""
-    names = [a.name for a in trace(stored, net.input_shape).activations]
+    graph = traced(stored, net.input_shape)
+    names = [a.name for a in graph.activations]
     # Wrapping the module for a gain renames its nodes; their order stays.
     # Where single outputs have the declared bound, the inequality is scaled to that of the whole map.
     scale = (net.bound / net.declared_bound) ** 2
     multipliers = {n: scale * m.double() for n, m in zip(names, net.multipliers().values(), strict=True)}
-    return issue(stored, net.input_shape, multipliers, net.bound, method="by construction")
+    return issue_for(graph, stored, multipliers, net.bound, method="by construction")
 
 
 def verify(
@@ -265,8 +290,8 @@ def verify(
     if not stated.is_certified:
         raise CertificateError(f"the certificate does not certify anything: {stated.reason or 'no reason is given'}")
     try:
-        model = _plain(model, stated.input_shape)
-        graph = trace(model, stated.input_shape)
+        _require_plain(model)
+        graph = traced(model, stated.input_shape)
         found = fingerprint(graph, model)
     except LdltError as error:
         if isinstance(error, CertificateError):
@@ -309,13 +334,12 @@ def _carried(source: Any) -> tuple[Certificate, nn.Module]:
     return deployed.certificate, deployed.network
 
 
-def _plain(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """The network with plain weights and dense layers; refuses one that computes its weights."""
+def _require_plain(model: nn.Module) -> None:
+    """Refuse a network that computes its weights by the rule."""
     if not isinstance(model, nn.Module):
         raise CertificateError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     if any(isinstance(m, Lipschitz) for m in model.modules()):
         raise CertificateError("the model computes its weights while it runs; certify what net.freeze() returns")
-    return unrolled(model, shape)
 
 
 def _residual(
@@ -332,7 +356,8 @@ def _residual(
     finite = bound < _LARGEST_SQUARE and all(bool(m.isfinite().all()) for m in multipliers.values())
     if not complete or size > _DENSE or not finite:
         return math.nan
-    matrix = lmi.from_graph(graph, model, dict(model.named_parameters()), multipliers, bound)
+    with torch.no_grad():
+        matrix = lmi.from_graph(graph, model, dict(model.named_parameters()), multipliers, bound)
     return matrix.residual if bool(matrix.matrix.isfinite().all()) else math.nan
 
 

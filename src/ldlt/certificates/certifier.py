@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ldlt.certificates.certificate import CERTIFIED, NOT_CERTIFIED, Certificate, freeze_certified, issue
-from ldlt.certificates.fingerprint import fingerprint, tensor_fingerprint
+from ldlt.certificates.certificate import CERTIFIED, NOT_CERTIFIED, Certificate, freeze_certified, issue_for
+from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.certificates.layered import layer_norms
 from ldlt.certificates.layerwise import eclipse, product
 from ldlt.certificates.local import local_problem
@@ -20,18 +20,20 @@ from ldlt.certificates.problem import Problem
 from ldlt.certificates.proof import LARGEST
 from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
-from ldlt.certificates.unrolled import TooLargeError, unrolled
-from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError, UnsupportedOpError
-from ldlt.graph import Graph
+from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError
+from ldlt.graph import Convolution, Graph, Wire
+from ldlt.graph.operations import TABLE
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
-from ldlt.graph.trace import trace
 
 __all__ = ["METHODS", "certify"]
 
 METHODS = ("optimal", "sdp", "eclipse", "product")
 """``optimal``: the best multipliers, by the package's own methods. ``sdp``: the same by cvxpy. ``eclipse``: ECLipsE's
 multipliers, for chains. ``product``: norms multiplied along the graph, without multipliers."""
+
+LARGEST_MATRICES = 40_000_000
+"""Entries of the matrices of all convolutions and other given maps together, above which norms of layers stand in."""
 
 _REPLACEABLE = ("optimal", "product")  # methods for which norms of single layers may stand in
 
@@ -51,8 +53,8 @@ def certify(
     Args:
         model: A plain network of the operations that :class:`ldlt.Lipschitz` accepts, such a network itself (its
             ``freeze()`` is certified, with the multipliers it was built with), or an ONNX file. Convolutions of small
-            inputs are written as matrices. Larger ones, and layers without a rule such as max pooling, leave norms of
-            single layers, a loose bound; ``certificate.method`` then says so, and why.
+            inputs are treated as matrices. Larger ones leave norms of single layers, a loose bound;
+            ``certificate.method`` then says so, and why.
         input_shape: Shape of one input, without the batch dimension. Not needed where the model tells.
         method: One of :data:`METHODS`.
         region: Bound the slope between any two points of a ball or box only. Such bounds account for rounding by
@@ -91,12 +93,13 @@ def certify(
     if input_shape is None:
         raise ShapeError("input_shape is needed: the shape of one input, without the batch dimension")
     shape = sample_shape(input_shape)
-    try:
-        model, graph = _traced(model, shape)
-    except (TooLargeError, UnsupportedOpError) as error:
+    graph = traced(model, shape)
+    cause = _too_large(graph)
+    if cause:
         if region is not None or method not in _REPLACEABLE:
-            raise
-        return _layered(model, shape, error)
+            raise GraphError(cause)
+        bound = layer_norms(graph, model)
+        return _Subject.of(graph, model, None).unproven(bound, f"norms of single layers, because {cause}"[:200])
     problem = Problem.build(graph, model) if region is None else local_problem(graph, model, region)
     if method == "product":
         return _Subject.of(graph, model, region).unproven(product(problem), "product of norms")
@@ -105,32 +108,29 @@ def certify(
     except InfeasibleError as error:
         return _Subject.of(graph, model, region).refused(method, str(error))
     if region is None:
-        return issue(model, shape, solution.multipliers, solution.bound, method=method)
-    found = issue(model, shape, solution.multipliers, solution.bound, method=f"{method}, local", region=region)
+        found = issue_for(graph, model, solution.multipliers, solution.bound, method=method)
+        if found.is_certified or "is not known" not in found.reason:
+            return found
+        return _Subject.of(graph, model, None).unproven(solution.bound, f"{method}, unproven: {found.reason}"[:200])
+    found = issue_for(graph, model, solution.multipliers, solution.bound, method=f"{method}, local", region=region)
     if found.is_certified:
         return found
     subject = _Subject.of(graph, model, region)
     return subject.unproven(solution.bound, f"{method}, local, unproven", solution.multipliers)
 
 
-def _traced(model: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Graph]:
-    """The network with dense layers in place of convolutions, and its graph."""
-    plain = unrolled(model, shape)
-    graph = trace(plain, shape)
+def _too_large(graph: Graph) -> str:
+    """Why a network with convolutions or other given maps is too large for a proof; empty if it is not."""
+    maps = [n for n in graph.nodes if isinstance(n, Convolution) or (isinstance(n, Wire) and n.role == "linear")]
+    diagonal = {TABLE[name].rule for name in ("mul", "div")}
+    maps = [n for n in maps if not (isinstance(n, Wire) and TABLE[n.operation].rule in diagonal)]
+    entries = sum(n.features * graph[p].features for n in maps for p in n.parents)
+    if entries > LARGEST_MATRICES:
+        return f"as matrices its convolutions have {entries:.2g} entries, more than {LARGEST_MATRICES:.2g}"
     size = sum(n.features for n in (graph.input, *graph.activations))
-    if plain is not model and size > LARGEST:
-        raise TooLargeError(f"with convolutions as matrices it has {size} inputs and neurons, more than {LARGEST}")
-    return plain, graph
-
-
-def _layered(model: nn.Module, shape: tuple[int, ...], cause: GraphError) -> Certificate:
-    """The last resort: norms of single layers. Where there is no rule for that either, the cause is raised."""
-    try:
-        found = layer_norms(model, shape)
-    except UnsupportedOpError:
-        raise cause from None
-    subject = _Subject(shape, found.outputs, tensor_fingerprint(model))
-    return subject.unproven(found.bound, f"norms of single layers, because {cause}"[:200])
+    if maps and size > LARGEST:
+        return f"with convolutions as matrices it has {size} inputs and neurons, more than {LARGEST}"
+    return ""
 
 
 def _solve(

@@ -4,7 +4,7 @@ The text that is hashed is the same on every platform: names and numbers are wri
 hexadecimal, tensors as little-endian bytes in row-major order. Tensors come in the order of their names, with dtype and
 shape; every parameter and buffer of the module counts, whether or not the graph reads it. So one changed bit, name,
 shape, type or operation changes the fingerprint, and nothing else does: not the device, the memory layout, the mode of
-training or ``requires_grad``.
+training or, in the graph that :func:`traced` gives, ``requires_grad``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from ldlt.errors import GraphError
 from ldlt.graph import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Ref, Wire
+from ldlt.graph.trace import trace
 
-__all__ = ["fingerprint", "tensor_fingerprint"]
+__all__ = ["fingerprint", "traced"]
 
 _IGNORED = {"training", "inplace"}  # they do not change the function
 
@@ -32,14 +33,14 @@ def fingerprint(graph: Graph, module: nn.Module) -> str:
     """SHA-256 in hexadecimal, 64 characters.
 
     Args:
-        graph: What :func:`ldlt.trace.trace` returned for the module.
+        graph: What :func:`ldlt.graph.trace.trace` returned for the module.
         module: The network.
 
     Raises:
         GraphError: A part of the network that has no canonical form.
     """
     digest, put = _hash()
-    put("ldlt network", 1, graph.output, len(graph.nodes))
+    put("ldlt network", 2, graph.output, len(graph.nodes))
     for node in graph.nodes:
         put(type(node).__name__, node.name, node.shape, node.parents)
         if isinstance(node, Affine):
@@ -47,23 +48,31 @@ def fingerprint(graph: Graph, module: nn.Module) -> str:
             if isinstance(node, Convolution):
                 put(node.kernel, type(node.spec).__name__, dataclasses.astuple(node.spec))
         elif isinstance(node, Wire):
-            put(node.kind, node.role, node.select, node.scales)
+            put(node.role, node.scales)
             if node.role != "order":  # a reshape is fixed by its shape; how it is written does not matter
-                put(_name(node.target), node.args, node.kwargs)
+                put(node.target, node.args, node.kwargs, node.select)
         elif isinstance(node, Activation):
             _put_activation(put, node, module)
         elif not isinstance(node, Input):
             raise GraphError(f"node '{node.name}' has no canonical form")
+    for path, constant in sorted(graph.constants.items()):
+        put(path, constant.target, constant.args, constant.kwargs, constant.select)
+        if constant.value is not None:
+            put(str(constant.value.dtype), tuple(constant.value.shape), _bytes(path, constant.value))
     _put_tensors(put, module)
     return digest.hexdigest()
 
 
-def tensor_fingerprint(module: nn.Module) -> str:
-    """As :func:`fingerprint`, for a module that is not turned into a graph: its tensors only."""
-    digest, put = _hash()
-    put("ldlt tensors", 1)
-    _put_tensors(put, module)
-    return digest.hexdigest()
+def traced(module: nn.Module, input_shape: Sequence[int]) -> Graph:
+    """The graph that certificates are about, in which frozen parameters are like others."""
+    frozen = [p for p in module.parameters() if not p.requires_grad and p.is_floating_point() and not p.is_inference()]
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        return trace(module, tuple(input_shape))
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
 
 
 def _hash() -> tuple[Any, Callable[..., None]]:
@@ -99,10 +108,6 @@ def _put_activation(put: Any, node: Activation, module: nn.Module) -> None:
             put(name, str(tensor.dtype), tuple(tensor.shape), _bytes(name, tensor))
 
 
-def _name(target: Any) -> Any:
-    return target if target is None or isinstance(target, str) else getattr(target, "__name__", None) or repr(target)
-
-
 def _text(item: Any) -> str:
     """An unambiguous form of plain data."""
     if item is None or isinstance(item, bool):
@@ -116,17 +121,13 @@ def _text(item: Any) -> str:
     if isinstance(item, (tuple, list)):
         parts = [_text(i) for i in item]
         return f"tuple {len(parts)} " + " ".join(f"{len(p)}:{p}" for p in parts)
-    if isinstance(item, slice):
-        return "slice " + _text((item.start, item.stop, item.step))
     if isinstance(item, Ref):
         return f"parent {item.index}"
     if isinstance(item, Attr):
-        return "tensor " + _text(item.path)
+        return f"tensor{' of a batch' * item.spread} " + _text(item.path)
     if item is BATCH:
         return "batch"
-    if item is Ellipsis:
-        return "ellipsis"
-    if isinstance(item, (torch.dtype, enum.Enum)):
+    if isinstance(item, (torch.dtype, torch.layout, torch.memory_format, enum.Enum)):
         return f"name {item}"
     raise GraphError(f"{type(item).__name__} has no canonical form")
 

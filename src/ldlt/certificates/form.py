@@ -6,8 +6,8 @@ r"""The quadratic form of a stored network, with error bounds.
     M(G) = \begin{pmatrix} P & Y' \\ Y & G \end{pmatrix}.
 
 **What M(G) ⪰ 0 means.** For two inputs, let ``z`` be the difference of the coordinates and ``Δy = Yz``. Each product
-``(w − mv)(w − Lv)`` is not positive by the definition of a slope (for a group that is mixed: the sum
-``‖w‖² − ‖v‖²`` is not, with one multiplier for the group), so ``z'Pz ≤ ℓ²‖Δx‖²``. If ``M(G) ⪰ 0`` then for all
+``(w − mv)(w − Lv)`` is not positive by the definition of a slope (for a group that is mixed: their sum
+``‖w − cv‖² − r²‖v‖²`` is not, with one multiplier for the group), so ``z'Pz ≤ ℓ²‖Δx‖²``. If ``M(G) ⪰ 0`` then for all
 ``a`` and real ``t``
 
 .. math:: 0 \le (z, -ta)'M(G)(z, -ta) = z'Pz - 2t\,a'Yz + t^2\,a'Ga ,

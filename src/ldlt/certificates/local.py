@@ -10,25 +10,27 @@ Pre-activations are enclosed by affine forms: around the value ``v0`` at the cen
     v - v_0 = A\,(x - x_0) + \sum_i A_i e_i ,\qquad |e_i| \le r_i\,\mathrm{dev}(v_i) ,
 
 where each activation adds ``w − w_0 = c(v − v_0) + e`` with the centre c and the radius r of its slopes on the interval
-just found. A row of A contributes its l2 norm times the radius of a ball, or its absolute values times the half-widths
-of a box. For the first layer this is exact; deeper, linear dependencies between neurons are kept, and nothing but the
-radii is lost.
+just found; for a group of entries that a softmax mixes, ``|e_i|`` is at most r times the norm of their deviations. A
+row of A contributes its l2 norm times the radius of a ball, or its absolute values times the half-widths of a box. For
+the first layer this is exact; deeper, linear dependencies between neurons are kept, and nothing but the radii is lost.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ldlt import activations
+from ldlt.certificates.enclosed import doubles
 from ldlt.certificates.problem import Problem, global_slopes, push
 from ldlt.certificates.region import Region
 from ldlt.certificates.slopes import slope_range
 from ldlt.errors import ShapeError
-from ldlt.graph import Activation, Affine, Graph, Input, Wire, lookup
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
 
 __all__ = ["Ranges", "local_problem", "ranges"]
 
@@ -70,34 +72,16 @@ def ranges(graph: Graph, module: nn.Module, region: Region) -> Ranges:
     """Enclose all pre-activations and slopes in a region.
 
     Args:
-        graph: What :func:`ldlt.trace.trace` returned for the module.
+        graph: What :func:`ldlt.graph.trace.trace` returned for the module.
         module: The module.
         region: A ball or a box of input vectors.
     """
     if region.center.numel() != graph.input.features:
         raise ShapeError(f"the region has {region.center.numel()} coordinates, the input {graph.input.features}")
-    twin = copy.deepcopy(module).double().cpu().eval()
-    x0 = region.center.detach().double().cpu().reshape(1, *graph.input.shape)
-    found = Ranges({}, {}, {})
-    forms: dict[str, _Form] = {}
-    noise: dict[str, Tensor] = {}  # largest |e| by activation
+    forms = _Forms(graph, module, region)
     with torch.no_grad():
-        for node in graph.nodes:
-            parents = [forms[p] for p in node.parents]
-            if isinstance(node, Input):
-                eye = torch.eye(node.features, dtype=torch.float64)
-                forms[node.name] = _Form(x0, {node.name: eye.reshape(-1, *node.shape)})
-            elif isinstance(node, Affine):
-                weight = lookup(twin, node.weight)
-                bias = None if node.bias is None else lookup(twin, node.bias)
-                rows = {b: node.apply(r, weight) for b, r in parents[0].rows.items()}
-                forms[node.name] = _Form(node.apply(parents[0].nominal, weight, bias), rows)
-            elif isinstance(node, Activation):
-                forms[node.name] = _activate(node, twin, parents[0], region, graph.input.name, noise, found)
-            else:
-                assert isinstance(node, Wire)
-                forms[node.name] = _wire(node, twin, parents, graph)
-    return found
+        fold(graph, forms)
+    return forms.found
 
 
 def local_problem(graph: Graph, module: nn.Module, region: Region) -> Problem:
@@ -105,47 +89,53 @@ def local_problem(graph: Graph, module: nn.Module, region: Region) -> Problem:
     return Problem.build(graph, module, ranges(graph, module, region).slopes)
 
 
-def _activate(
-    node: Activation,
-    module: nn.Module,
-    before: _Form,
-    region: Region,
-    source: str,
-    noise: dict[str, Tensor],
-    found: Ranges,
-) -> _Form:
-    activation = node.resolve(module)
-    nominal = before.nominal.reshape(-1)
-    reach = torch.zeros_like(nominal)
-    for b, r in before.rows.items():
-        flat = r.reshape(len(r), -1)
-        reach += _reach(region, flat) if b == source else noise[b] @ flat.abs()
-    reach = (1 + _ROUNDING) * reach + 1e-3 * _ROUNDING * (1 + nominal.abs())  # the value at the centre is rounded, too
-    found.low[node.name], found.high[node.name] = nominal - reach, nominal + reach
-    value = activation(before.nominal.clone())
-    member = activations.mixed(activation, node.shape)
-    if member is not None:
-        # Sorting moves no entry further than the largest move in its group.
-        width = torch.zeros(int(member.max()) + 1, dtype=reach.dtype).scatter_reduce(0, member, reach, "amax")
-        noise[node.name] = width[member]
-        rows = {}
-    else:
-        bounds = global_slopes(node, module)
-        low, high = slope_range(activation, nominal - reach, nominal + reach, bounds)
-        found.slopes[node.name] = (low, high)
-        center = ((high + low) / 2).reshape(node.shape)
-        noise[node.name] = (high - low) / 2 * reach
-        rows = {b: r * center for b, r in before.rows.items()}
-    if bool(noise[node.name].any()):
-        rows[node.name] = torch.eye(node.features, dtype=torch.float64).reshape(-1, *node.shape)
-    return _Form(value, rows)
+class _Forms:
+    """The algebra of affine forms in a region; collects what happens there."""
 
+    def __init__(self, graph: Graph, module: nn.Module, region: Region) -> None:
+        self.graph, self.region, self.tensors = graph, region, doubles(graph, module)
+        self.module = copy.deepcopy(module).double().cpu().eval()
+        self.found = Ranges({}, {}, {})
+        self.noise: dict[str, Tensor] = {}  # largest |e| by activation
 
-def _wire(node: Wire, module: nn.Module, parents: list[_Form], graph: Graph) -> _Form:
-    if node.role == "order":
-        nominal = parents[0].nominal.reshape(1, *node.shape)
-    elif node.target is None:
-        nominal = node.scales[0] * parents[0].nominal
-    else:  # with the constants that a sum may add
-        nominal = node.bind(graph.tensors(module))(*(p.nominal for p in parents))
-    return _Form(nominal, push(node, module, [p.rows for p in parents], graph))
+    def input(self, node: Input) -> _Form:
+        eye = torch.eye(node.features, dtype=torch.float64)
+        center = self.region.center.detach().double().cpu()
+        return _Form(center.reshape(1, *node.shape), {node.name: eye.reshape(-1, *node.shape)})
+
+    def wire(self, node: Wire, parents: Sequence[_Form]) -> _Form:
+        nominal = node.bind(self.tensors)(*(p.nominal for p in parents))  # with the constants that a sum may add
+        return _Form(nominal, push(node, self.tensors, [p.rows for p in parents], self.graph))
+
+    def affine(self, node: Affine, parent: _Form) -> _Form:
+        weight = self.tensors(node.weight)
+        bias = None if node.bias is None else self.tensors(node.bias)
+        rows = {b: node.apply(r, weight) for b, r in parent.rows.items()}
+        return _Form(node.apply(parent.nominal, weight, bias), rows)
+
+    def activation(self, node: Activation, before: _Form) -> _Form:
+        activation = node.resolve(self.module)
+        nominal = before.nominal.reshape(-1)
+        reach = torch.zeros_like(nominal)
+        for b, r in before.rows.items():
+            flat = r.reshape(len(r), -1)
+            reach += _reach(self.region, flat) if b == self.graph.input.name else self.noise[b] @ flat.abs()
+        reach = (1 + _ROUNDING) * reach + 1e-3 * _ROUNDING * (1 + nominal.abs())  # the centre's value is rounded, too
+        self.found.low[node.name], self.found.high[node.name] = nominal - reach, nominal + reach
+        member = activations.mixed(activation, node.shape)
+        if member is None:
+            low, high = slope_range(activation, nominal - reach, nominal + reach, global_slopes(node, self.module))
+            self.found.slopes[node.name] = (low, high)
+            center, noise = (high + low) / 2, (high - low) / 2 * reach
+        else:
+            sector, groups = activations.sector(activation), torch.zeros(int(member.max()) + 1, dtype=reach.dtype)
+            if sector.group:  # sorting moves no entry further than the largest move in its group
+                width = groups.scatter_reduce(0, member, reach, "amax")
+            else:  # ‖e‖ ≤ r‖v − v_0‖ over the group
+                width = float(sector.radius) * groups.scatter_add(0, member, reach**2).sqrt() * (1 + _ROUNDING)
+            center, noise = float(sector.center) * torch.ones_like(reach), width[member]
+        rows = {b: r * center.reshape(node.shape) for b, r in before.rows.items()} if bool(center.any()) else {}
+        self.noise[node.name] = noise
+        if bool(noise.any()):
+            rows[node.name] = torch.eye(node.features, dtype=torch.float64).reshape(-1, *node.shape)
+        return _Form(node.apply(self.module, before.nominal.clone()), rows)

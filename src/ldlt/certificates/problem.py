@@ -17,15 +17,16 @@ maps of this problem contain ``c`` and its centre is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ldlt import activations
+from ldlt.certificates.enclosed import doubles
 from ldlt.errors import OptionError, ShapeError
-from ldlt.graph import Activation, Affine, Graph, Input, Wire, lookup
+from ldlt.graph import Activation, Affine, Graph, Input, Tensors, Wire, fold
 
 __all__ = ["Layer", "Problem", "Slopes", "global_slopes"]
 
@@ -119,37 +120,17 @@ class Problem:
         """The problem of a traced module with the weights it has now, in float64.
 
         Args:
-            graph: What :func:`ldlt.trace.trace` returned for the module.
+            graph: What :func:`ldlt.graph.trace.trace` returned for the module.
             module: The module.
             slopes: Per-neuron slope bounds of some activations, in place of the global ones.
         """
-        slopes = {} if slopes is None else slopes
-        values: dict[str, Rows] = {}
-        layers: list[Layer] = []
-        features: dict[str, int] = {}
         with torch.no_grad():
-            for node in graph.nodes:
-                if isinstance(node, Input):
-                    values[node.name] = {node.name: _eye(node.features).reshape(-1, *node.shape)}
-                elif isinstance(node, Affine):
-                    matrix = node.matrix(lookup(module, node.weight).detach().double().cpu(), graph)
-                    rows = {b: r.reshape(len(r), -1) @ matrix.T for b, r in values[node.parents[0]].items()}
-                    values[node.name] = _nonzero({b: r.reshape(len(r), *node.shape) for b, r in rows.items()})
-                elif isinstance(node, Activation):
-                    rows = {b: r.reshape(len(r), -1) for b, r in values[node.parents[0]].items()}
-                    layer, out = _activate(node, module, rows, slopes.get(node.name))
-                    features[node.name] = node.features
-                    if layer.size:
-                        layers.append(layer)
-                    values[node.name] = {b: r.reshape(-1, *node.shape) for b, r in out.items()}
-                else:
-                    assert isinstance(node, Wire)
-                    values[node.name] = push(node, module, [values[p] for p in node.parents], graph)
-        out = values[graph.output]
+            parts = _Parts(graph, module, {} if slopes is None else slopes)
+            out = fold(graph, parts)[graph.output]
         output = {b: r.reshape(len(r), -1).T.contiguous() for b, r in out.items()}
-        return cls(
-            graph.input.name, graph.input.features, tuple(layers), output, graph[graph.output].features, features
-        )
+        layers = tuple(layer for layer in parts.layers if layer.size)
+        features = {a.name: a.features for a in graph.activations}
+        return cls(graph.input.name, graph.input.features, layers, output, graph[graph.output].features, features)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Cut a vector with one entry per multiplier into layers, (count,) each."""
@@ -211,26 +192,46 @@ def _nonzero(rows: Rows) -> Rows:
     return {b: r for b, r in rows.items() if r.numel() and any(float(end) != 0 for end in r.aminmax())}
 
 
-def push(node: Wire, module: nn.Module, parents: list[Rows], graph: Graph) -> Rows:
+def push(node: Wire, tensors: Tensors, parents: Sequence[Rows], graph: Graph) -> Rows:
     """Run a linear operation on the unit vectors of each block; parents without the block are zero there."""
-    blocks = list(dict.fromkeys(b for p in parents for b in p))
-    if node.role == "order":
-        return {b: r.reshape(len(r), *node.shape) for b, r in parents[0].items()}
+    run = node.linear(tensors)
     found: Rows = {}
-    run: Callable[..., Tensor] | None = None if node.role == "sum" else node.bind(graph.tensors(module))
-    for b in blocks:
-        if run is None:
-            terms = [s * p[b] for s, p in zip(node.scales, parents, strict=True) if b in p]
-            total = terms[0]
-            for term in terms[1:]:
-                total = total + term
-            # a sum may broadcast (an empty feature shape against a longer one)
-            found[b] = total.expand(len(total), *node.shape) if total.shape[1:] != node.shape else total
-        else:
-            count = next(len(p[b]) for p in parents if b in p)
-            zeros = [torch.zeros(count, *graph[n].shape, dtype=torch.float64) for n in node.parents]
-            found[b] = run(*(p.get(b, z) for p, z in zip(parents, zeros, strict=True)))
+    for b in dict.fromkeys(b for p in parents for b in p):
+        count = next(len(p[b]) for p in parents if b in p)
+        shapes = [graph[n].shape for n in node.parents]
+        found[b] = run(
+            *(
+                p[b] if b in p else torch.zeros(count, *s, dtype=torch.float64)
+                for p, s in zip(parents, shapes, strict=True)
+            )
+        )
     return _nonzero(found)
+
+
+class _Parts:
+    """The algebra of linear functions of the blocks; collects the layers."""
+
+    def __init__(self, graph: Graph, module: nn.Module, slopes: Slopes) -> None:
+        self.graph, self.module, self.slopes = graph, module, slopes
+        self.tensors = doubles(graph, module)
+        self.layers: list[Layer] = []
+
+    def input(self, node: Input) -> Rows:
+        return {node.name: _eye(node.features).reshape(-1, *node.shape)}
+
+    def wire(self, node: Wire, parents: Sequence[Rows]) -> Rows:
+        return push(node, self.tensors, parents, self.graph)
+
+    def affine(self, node: Affine, parent: Rows) -> Rows:
+        matrix = node.matrix(self.tensors(node.weight), self.graph)
+        rows = {b: r.reshape(len(r), -1) @ matrix.T for b, r in parent.items()}
+        return _nonzero({b: r.reshape(len(r), *node.shape) for b, r in rows.items()})
+
+    def activation(self, node: Activation, parent: Rows) -> Rows:
+        rows = {b: r.reshape(len(r), -1) for b, r in parent.items()}
+        layer, out = _activate(node, self.module, rows, self.slopes.get(node.name))
+        self.layers.append(layer)
+        return {b: r.reshape(-1, *node.shape) for b, r in out.items()}
 
 
 def _activate(
@@ -243,7 +244,8 @@ def _activate(
     for r in rows.values():
         alive |= (r != 0).any(0)
     if member is not None:
-        center, radius = torch.zeros(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
+        sector = activations.sector(node.resolve(module))
+        center, radius = (float(t) * torch.ones(n, dtype=torch.float64) for t in (sector.center, sector.radius))
         joint = torch.zeros(int(member.max()) + 1, dtype=torch.bool)
         joint[member[alive]] = True  # a group is constant only if all its entries are
         keep = joint[member]

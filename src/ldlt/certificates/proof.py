@@ -92,7 +92,7 @@ def prove(
     r"""Try to prove ``‖Δy‖ ≤ ℓ‖Δx‖``, or :math:`|a'Δy| \le ℓ\sqrt{a'Ga}\,\|Δx\|` for all ``a`` if ``G`` is given.
 
     Args:
-        graph: What :func:`ldlt.trace.trace` returned for the module.
+        graph: What :func:`ldlt.graph.trace.trace` returned for the module.
         module: The stored network.
         multipliers: ``Λ`` by activation node, (features,), positive; equal within a group that is mixed. Infinity
             leaves out a neuron whose slope is one number or whose input is constant.

@@ -23,6 +23,7 @@ __all__ = ["Search"]
 Cost = Callable[[tuple[float, float]], float]
 """Logarithm of the factor on ℓ² at a pair (ε, weight of the input)."""
 
+_LARGE = 1e-8
 _SMALL = 1500  # up to this size factorisations are cheap and the search is finer
 
 
@@ -143,8 +144,10 @@ class Search:
             return None
         mid, radii, scale = scaled(inner)
         diagonal = mid.diagonal().copy()
-        if math.isnan(self.error):
+        if not self.error < _LARGE:  # not known, or measured where the matrix was nearly singular
             self.error = self._estimate(mid, radii, diagonal)
+            if whole.rad is not None:  # the output map, too
+                self.error += 2 * float(np.linalg.norm(whole.rad[size:, :size] * scale))
         error = min(slack * self.error, 0.5)
         np.fill_diagonal(mid, diagonal - error)
         factor, info = torch.linalg.cholesky_ex(torch.from_numpy(mid))

@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from ldlt import activations
 from ldlt.certificates.ball import Ball
+from ldlt.certificates.enclosed import precisions, readings
 from ldlt.errors import ShapeError, SlopeError
 from ldlt.graph import Activation
 
-__all__ = ["Slopes", "outward", "precisions", "readings"]
+__all__ = ["Slopes", "outward"]
 
 
 class Slopes:
@@ -37,7 +38,8 @@ class Slopes:
     Args:
         low: m, (features,).
         high: L, (features,).
-        mixed: None, or for every entry the number of the group that is mixed; then m = -1, L = 1 jointly.
+        mixed: None, or for every entry the number of the group that is mixed; then the inequality is that of the whole
+            group, with m = c − r and L = c + r.
     """
 
     def __init__(
@@ -55,11 +57,12 @@ class Slopes:
             given: Slopes ``(m, L)``, (features,) each, that the caller has proven in some other way.
         """
         activation = node.resolve(module)
-        activations.sector(activation, node.shape[0] if node.shape else 1)  # refuses what does not fit
+        sector = activations.sector(activation, node.shape[0] if node.shape else 1)  # refuses what does not fit
         mixed = activations.mixed(activation, node.shape)
         one = np.ones(node.features)
         if mixed is not None:
-            return cls(-one, one, mixed.numpy())
+            center, radius = float(sector.center), float(sector.radius)  # halves and quarters
+            return cls((center - radius) * one, (center + radius) * one, mixed.numpy())
         kinds = precisions(module)
         if given is not None:
             low, high = (t.detach().double().cpu().numpy().reshape(-1) for t in given)
@@ -92,17 +95,6 @@ class Slopes:
     def hull(self) -> Ball:
         """``[m, L]``, (features,)."""
         return Ball.between(self.low, self.high)
-
-
-def precisions(module: nn.Module) -> tuple[torch.dtype, ...]:
-    """Floating-point types of a network's parameters and buffers."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return tuple(sorted({t.dtype for t in tensors if t.is_floating_point()}, key=str))
-
-
-def readings(value: float, kinds: Iterable[torch.dtype]) -> list[float]:
-    """A number, and what it becomes in each of these types."""
-    return [value, *(float(torch.tensor(value, dtype=torch.float64).to(kind)) for kind in kinds)]
 
 
 def outward(value: float, kinds: Iterable[torch.dtype], direction: int) -> list[float]:

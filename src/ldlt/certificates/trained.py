@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ldlt.certificates.certificate import Certificate
 from ldlt.certificates.certifier import certify
+from ldlt.certificates.fingerprint import traced
 from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.network import Lipschitz, sample_shape
-from ldlt.graph.trace import trace
 
 __all__ = ["constrain"]
 
@@ -53,7 +53,7 @@ def constrain(
     shape = _input_shape(model) if input_shape is None else sample_shape(input_shape)
     if certificate is None:
         certificate = certify(model, shape, time_limit=time_limit)
-    names = [a.name for a in trace(model, shape).activations]
+    names = [a.name for a in traced(model, shape).activations]
     if not certificate.is_certified or certificate.region is not None or set(names) != set(certificate.multipliers):
         why = certificate.reason or "it is about a region, or has no multipliers for these activations"
         raise InfeasibleError(f"the model has no certificate to start from: {why}")
@@ -86,7 +86,7 @@ def _input_shape(model: nn.Module) -> tuple[int, ...]:
     if first is not None:
         shape = (first.in_features,)
         try:
-            trace(model, shape)
+            traced(model, shape)
         except (GraphError, ShapeError):
             pass
         else:

@@ -19,12 +19,11 @@ from ldlt._version import __version__
 from ldlt.certificates.ball import multiply_up, product_up
 from ldlt.certificates.certificate import Certificate, issue, issue_built, verify
 from ldlt.certificates.certifier import certify
-from ldlt.certificates.fingerprint import fingerprint
+from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.errors import CertificateError, GraphError, OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference
 from ldlt.export.encoding import members, typed
 from ldlt.export.program import program_of
-from ldlt.graph.trace import trace
 from ldlt.network import Lipschitz, sample_shape
 from ldlt.radius import certified_radius
 from ldlt.rounding import forward_error
@@ -366,7 +365,7 @@ def deploy(
     if not certificate.is_certified:
         proven = certificate
     else:
-        if not certificate.multipliers and trace(model, certificate.input_shape).activations:
+        if not certificate.multipliers and traced(model, certificate.input_shape).activations:
             raise CertificateError(
                 f"the certificate ({certificate.method}) has no multipliers, so that nobody could check it: make one "
                 "with ldlt.certify(model, input_shape)"
@@ -386,7 +385,7 @@ def _refuse_certificate(certificate: Certificate | None, why: str) -> None:
 
 
 def _rounded(model: nn.Module, certificate: Certificate, meaning: Meaning, dtype: torch.dtype | None) -> Deployed:
-    graph = trace(model, certificate.input_shape)
+    graph = traced(model, certificate.input_shape)
     program = program_of(model, graph)
     program = program if dtype is None else program.to(dtype)
     if not certificate.is_certified:
@@ -434,12 +433,12 @@ def nothing_about(network: nn.Module, certificate: Certificate) -> Certificate:
 
 def network_fingerprint(network: nn.Module, shape: tuple[int, ...]) -> str:
     """The fingerprint by which a certificate knows its network."""
-    return fingerprint(trace(network, shape), network)
+    return fingerprint(traced(network, shape), network)
 
 
 def _deploy_built(net: Lipschitz, dtype: torch.dtype | None) -> Deployed:
     frozen = net.freeze()
-    program = program_of(frozen, trace(frozen, net.input_shape))
+    program = program_of(frozen, traced(frozen, net.input_shape))
     program = program if dtype is None else program.to(dtype)
     meaning = Meaning(trained_bound=net.declared_bound, architecture=describe(net))
     return Deployed(program, issue_built(net, program), meaning)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from ldlt._version import __version__
 from ldlt.certificates.certificate import Certificate
+from ldlt.certificates.fingerprint import traced
 from ldlt.errors import GraphError, MissingExtraError, OnnxError
 from ldlt.export.deployed import Deployed, carry_over, deploy, nothing_about
 from ldlt.export.portable import portable
 from ldlt.export.storage import CERTIFICATE, MEANING, ONNX_SUFFIX, writable, write_file
-from ldlt.graph.trace import trace
 from ldlt.onnx.reader import read_onnx
 
 __all__ = ["INPUT", "OUTPUT", "export_onnx", "export_program"]
@@ -154,7 +154,7 @@ def export_program(
 
 def _plain(deployed: Deployed, *, matrices: bool) -> tuple[nn.Module, Tensor]:
     """The network in operations that every runtime knows, and two samples."""
-    plain = portable(deployed.network, trace(deployed.network, deployed.input_shape), matrices=matrices)
+    plain = portable(deployed.network, traced(deployed.network, deployed.input_shape), matrices=matrices)
     return plain.requires_grad_(False), torch.zeros(2, *deployed.input_shape, dtype=deployed.dtype)
 
 
@@ -189,8 +189,8 @@ def _read_back(data: bytes, deployed: Deployed) -> Certificate:
         raise _DiffersError("the exported file does not compute what the network computes; please report this")
     if not stated.is_certified:
         return nothing_about(network, stated)
-    names = [a.name for a in trace(network, stated.input_shape).activations]
-    old = [a.name for a in trace(deployed.network, stated.input_shape).activations]
+    names = [a.name for a in traced(network, stated.input_shape).activations]
+    old = [a.name for a in traced(deployed.network, stated.input_shape).activations]
     return carry_over(network, names, old, stated)
 
 

@@ -286,7 +286,7 @@ class Activation(Node):
 
 def lookup(root: Any, path: str) -> Any:
     """Find what a dotted path names in a module."""
-    return operator.attrgetter(path)(root)
+    return operator.attrgetter(path)(root) if path else root
 
 
 @dataclass(frozen=True)

@@ -520,11 +520,11 @@ def _pairwise(reader: Reader, node: fx.Node, sign: int) -> None:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 register_operation("add", _sum(1.0, 1.0), 0)
-register_operation("sub", _sum(1.0, -1.0), 0)
+register_operation("sub subtract", _sum(1.0, -1.0), 0)
 register_operation("rsub", _sum(-1.0, 1.0), 0)
-register_operation("neg", _negative, 0)
-register_operation("mul", _times, 0)
-register_operation("div", _over, 1)
+register_operation("neg negative", _negative, 0)
+register_operation("mul multiply", _times, 0)
+register_operation("div divide true_divide", _over, 1)
 register_operation("lerp", _lerp, 2)
 
 register_operation(
