@@ -841,20 +841,6 @@ def test_a_file_cannot_say_what_its_operations_are(kind, tmp_path):
     assert ldlt.verify(own, forged).rigorous
 
 
-def test_a_program_is_traced_again_if_its_function_may_be_another():
-    program = network("feed-forward")[1].network
-    graph = trace(program, (5,))
-    with torch.no_grad():
-        program.tensor_0.mul_(1.0)
-    assert trace(program, (5,)) is graph
-    handle = program.register_forward_hook(lambda _module, _inputs, output: 2 * output)
-    assert trace(program, (5,)).output != graph.output
-    handle.remove()
-    program.layer_0.slope = 3
-    assert trace(program, (5,)) is not graph
-    del program.layer_0.slope
-
-
 def test_a_damaged_name_is_noticed(wine, tmp_path):
     path = tmp_path / "net.safetensors"
     ldlt.save(wine[1], path)

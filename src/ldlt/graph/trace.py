@@ -1,8 +1,8 @@
 """From an ``nn.Module`` to a :class:`~ldlt.graph.nodes.Graph`, by ``torch.export``, or a refusal that names the node.
 
 The module is exported with a dynamic batch and decomposed to ATen operations: what is read is what it *computes*,
-hooks, subclasses, parametrisations and overwritten tensors included. Each operation then enters the graph by its rule in
-:mod:`ldlt.graph.operations`; one without a rule ends in :class:`~ldlt.errors.UnsupportedOpError`. The size of the batch
+hooks, subclasses, parametrisations and overwritten tensors included. Each operation then enters the graph by its rule
+in :mod:`ldlt.graph.operations`; one without a rule ends in :class:`~ldlt.errors.UnsupportedOpError`. The size of the batch
 may appear in shapes and nowhere else. Training and evaluation are both looked at, and must compute the same function up
 to dropout.
 """
@@ -60,6 +60,7 @@ _CHANCE = {
 }  # fmt: skip
 _MADE = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0}
 """Constants that read nothing of the input but its shape."""
+_ALIASES = {"to", "_to_copy", "detach", "alias", "lift_fresh_copy", "contiguous", "clone", "lift"}
 _SIZED = {"view", "reshape", "_unsafe_view", "expand", "broadcast_to", "unflatten"}
 """Operations whose shape may name the batch; so may those that make a constant of one number."""
 _CREATED = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full"}
@@ -283,9 +284,11 @@ class Reader:
         }
         for node in self.program.graph.nodes:
             silent = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "") in _SILENT
-            for arg in _occurrences(node) if node.op == "call_function" and not silent else ():
-                if arg.name in paths:
-                    uses[id(lookup(self.module, cast(str, paths[arg.name])))] += 1
+            if node.op != "call_function" or silent or _alias_of(node) is not None:
+                continue
+            for name in [_origin(a).name for a in _occurrences(node)]:
+                if name in paths:
+                    uses[id(lookup(self.module, cast(str, paths[name])))] += 1
         for layer in self.module.modules():
             if activations.is_activation(layer):
                 uses.update(map(id, layer.parameters(recurse=False)))
@@ -486,8 +489,8 @@ class Reader:
 
     def free(self, arg: Any) -> str | None:
         """Path of a trained parameter that is read here and nowhere else; None for any other tensor."""
-        attr = self._attrs.get(arg)
-        if attr is None or attr.path in self.constants:
+        attr = self.constant(arg)
+        if attr.path in self.constants:
             return None
         tensor = lookup(self.module, attr.path)
         plain = isinstance(tensor, nn.Parameter) and tensor.requires_grad and self._uses[id(tensor)] == 1
@@ -499,6 +502,8 @@ class Reader:
 
     def constant(self, arg: Any) -> Attr:
         """A tensor that does not depend on the input, which is computed when the graph is run."""
+        if isinstance(arg, fx.Node) and arg not in self._attrs and _alias_of(arg) is not None:
+            self._attrs[arg] = self.constant(_alias_of(arg))
         if arg not in self._attrs:
             if not isinstance(arg, fx.Node) or arg.op != "call_function" or self.is_live(arg):
                 raise UnsupportedOpError(str(arg), "a constant tensor is expected here")
@@ -764,6 +769,22 @@ def _members(arg: Any) -> Iterator[Any]:
 
 def _holds(arg: Any, kinds: Any) -> bool:
     return any(isinstance(a, kinds) for a in _members(arg))
+
+
+def _alias_of(node: fx.Node) -> fx.Node | None:
+    """The node whose numbers a node has, in the same precision; None if it computes something."""
+    name = getattr(getattr(node.target, "_overloadpacket", None), "__name__", "")
+    if name not in _ALIASES or not isinstance(node.args[0], fx.Node):
+        return None
+    source = node.args[0]
+    same = [getattr(n.meta.get("val"), "dtype", None) for n in (node, source)]
+    return source if same[0] == same[1] else None
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """The node that a chain of aliases begins with."""
+    source = _alias_of(node)
+    return node if source is None else _origin(source)
 
 
 def _occurrences(node: fx.Node) -> list[fx.Node]:
