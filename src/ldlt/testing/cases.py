@@ -32,7 +32,7 @@ from ldlt.testing.moves import MOVES, Move
 
 __all__ = ["ActivationCase", "Case", "ContractionCase", "NetworkCase", "OperationCase", "all_cases"]
 
-_SHAPES: tuple[tuple[int, ...], ...] = ((4,), (2, 4), (2, 4, 4), (4, 4, 4), (3, 3), (6,))
+_SHAPES: tuple[tuple[int, ...], ...] = ((4,), (2, 4), (2, 4, 4), (4, 4, 4), (4, 4), (3, 3), (6,))
 
 
 @dataclass(frozen=True)
