@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import math
 import os
 
@@ -13,8 +13,8 @@ from torch import nn
 
 import ldlt
 from ldlt.export.encoding import decode, encode
-from ldlt.export.program import Program, Step, Value, program_of
-from ldlt.testing import check_module, check_network, jacobians, run_hostile
+from ldlt.export.program import program_of
+from ldlt.testing import check_module, check_network, jacobians, run_certificates, run_hostile
 
 SLOW_SEEDS = int(os.environ.get("LDLT_HOSTILE_SEEDS", "2000"))
 
@@ -173,25 +173,24 @@ def _hook(module, kind, place):
     return part.register_forward_pre_hook(lambda m, i: (100 * i[0],))
 
 
+def steepest(model, shape=(4,)):
+    points = torch.randn(20, *shape).to(next(model.parameters()))
+    return float(torch.linalg.matrix_norm(jacobians(model, points), 2).max())
+
+
 @pytest.mark.parametrize("place", [None, 0, 1])
 @pytest.mark.parametrize("kind", ["forward", "pre"])
-def test_hooks_are_refused(kind, place):
-    model = mlp()
+def test_hooks_are_part_of_what_is_certified(kind, place):
+    """Those that are there; a network that was made without them is another one."""
+    model, net = mlp().double(), ldlt.Lipschitz(mlp(), input_shape=4)
     certificate = ldlt.certify(model, 4)
-    net = ldlt.Lipschitz(mlp(), input_shape=4)
     handles = [_hook(model, kind, place), _hook(net.module, kind, place)]
-    calls = [
-        lambda: ldlt.certify(model, 4),
-        lambda: ldlt.certify(model, 4, method="product"),
-        lambda: ldlt.verify(certificate, model),
-        lambda: ldlt.Lipschitz(model, input_shape=4),
-        lambda: net(torch.randn(2, 4)),
-        net.explicit,
-        net.freeze,
-        net.pair_bounds,
-        lambda: ldlt.certify(net),
-    ]
-    for call in calls:
+    for method in ("optimal", "product"):
+        assert ldlt.certify(model, 4, method=method).bound >= steepest(model) * (1 - 1e-9)
+    with pytest.raises(ldlt.CertificateError):
+        ldlt.verify(certificate, model)
+    assert not check_network(ldlt.Lipschitz(copy.deepcopy(model), input_shape=4, output="scale")).violations
+    for call in (lambda: net(torch.randn(2, 4)), net.explicit, net.freeze, net.pair_bounds, lambda: ldlt.certify(net)):
         with pytest.raises(ldlt.LdltError, match="hook"):
             call()
     for handle in handles:
@@ -201,13 +200,12 @@ def test_hooks_are_refused(kind, place):
 
 
 @pytest.mark.parametrize("register", ["register_module_forward_hook", "register_module_forward_pre_hook"])
-def test_global_hooks_are_refused(register):
+def test_global_hooks_that_come_later_are_refused(register):
     net = ldlt.Lipschitz(mlp(), input_shape=4)
     handle = getattr(nn.modules.module, register)(lambda *args: None)
     try:
-        for call in (lambda: ldlt.certify(mlp(), 4), lambda: ldlt.Lipschitz(mlp(), input_shape=4), net.explicit):
-            with pytest.raises(ldlt.GraphError, match="global"):
-                call()
+        with pytest.raises(ldlt.GraphError, match="hook"):
+            net.explicit()
     finally:
         handle.remove()
 
@@ -236,15 +234,13 @@ LOUD = {
 @pytest.mark.parametrize("name", LOUD)
 def test_overriding_subclasses_are_refused_or_have_their_true_constant(name):
     model = nn.Sequential(*LOUD[name]()).double()
-    points = torch.randn(20, 1, 4, 4).double()
-    rows = jacobians(model, points)
-    steepest = float(torch.linalg.matrix_norm(rows, 2).max())
+    slope = steepest(model, (1, 4, 4))
     for method in ("optimal", "product"):
         try:
             bound = ldlt.certify(model, (1, 4, 4), method=method).bound
         except ldlt.LdltError:
             continue
-        assert bound >= steepest * (1 - 1e-9)
+        assert bound >= slope * (1 - 1e-9)
     try:
         net = ldlt.Lipschitz(model, input_shape=(1, 4, 4), head="orthogonal")
     except ldlt.LdltError:
@@ -256,7 +252,7 @@ def test_functions_on_an_instance_are_refused():
     model = mlp()
     model[1].forward = lambda x: torch.relu(x) * (1 if float(x.abs().max()) < 50 else 100)
     for call in (lambda: ldlt.certify(model, 4), lambda: ldlt.Lipschitz(model, input_shape=4)):
-        with pytest.raises(ldlt.GraphError, match="subclass"):
+        with pytest.raises(ldlt.GraphError, match="values of its input"):
             call()
 
 
@@ -289,9 +285,9 @@ def _parts():
 def test_arithmetic_with_the_batch_size_is_refused(name):
     model = Fn(BATCH_ARITHMETIC[name], **_parts())
     for method in ("optimal", "product"):
-        with pytest.raises(ldlt.UnsupportedOpError, match="batch"):
+        with pytest.raises(ldlt.GraphError, match="batch|memory"):
             ldlt.certify(model, 4, method=method)
-    with pytest.raises(ldlt.UnsupportedOpError, match="batch"):
+    with pytest.raises(ldlt.GraphError, match="batch|memory"):
         ldlt.Lipschitz(model, input_shape=4)
 
 
@@ -316,7 +312,7 @@ def test_numbers_that_are_not_finite_are_refused(where, value):
         lambda: ldlt.Lipschitz(model, input_shape=4),
     ]
     for call in calls:
-        with pytest.raises(ldlt.LdltError, match="infinite or not numbers"):
+        with pytest.raises(ldlt.LdltError, match="infinite or not"):
             call()
 
 
@@ -349,32 +345,29 @@ def test_odd_options_of_a_layer_are_refused():
         model[0] = nn.Conv1d(2, 2, 3, padding=1)
 
 
-def test_arithmetic_with_the_batch_size_is_refused_from_a_file():
-    """As a program that a file could hold."""
-    model = mlp()
-    certificate = ldlt.certify(model, 4)
-    plain = program_of(model, (4,))
-    count = len(plain.steps)
-    more = [
-        Step("function", "getattr", (Value(0), "shape")),
-        Step("function", "operator.getitem", (Value(count + 1), 0)),
-        Step("function", "operator.floordiv", (Value(count + 2), 10)),
-        Step("function", "operator.mul", (Value(count + 3), 100)),
-        Step("function", "operator.add", (Value(count + 4), 1)),
-        Step("function", "operator.mul", (Value(plain.result), Value(count + 5))),
-    ]
-    layers = dict(plain.named_children())
-    data, tensors = encode(Program([*plain.steps, *more], count + 6, layers, {}))
-    read = decode(data, tensors, (4,))
-    torch.testing.assert_close(read(torch.ones(20, 4)), 201 * model(torch.ones(20, 4)))
-    for call in (lambda: ldlt.certify(read, 4), lambda: ldlt.verify(certificate, read)):
-        with pytest.raises(ldlt.LdltError, match="batch"):
-            call()
-
-
-@pytest.mark.parametrize("options", [{"bias": "yes"}, {"in_features": -4}, {"in_features": {"float": "0x1p0"}}])
+@pytest.mark.parametrize("options", [{"negative_slope": "yes"}, {"negative_slope": {"float": "0x1p2000"}}, {"more": 1}])
 def test_odd_options_in_a_file_are_refused(options):
-    data, tensors = encode(program_of(mlp(), (4,)))
+    model = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.1), nn.Linear(6, 3))
+    data, tensors = encode(program_of(model, (4,)))
     data["layers"]["layer_0"]["options"].update(options)
-    with contextlib.suppress(ldlt.LdltError):  # and no other exception
+    with pytest.raises(ldlt.LdltError):
         ldlt.certify(decode(data, tensors, (4,)), 4)
+
+
+# -------------------------------------------------------------------------------------------------- certificates
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_certificates_of_hostile_modules(part):
+    """No certificate states less than the slopes that are found, and no exception is foreign."""
+    found = run_certificates(range(10 * part, 10 * (part + 1)))
+    assert not found.violations, _bad(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("part", range(10))
+def test_many_certificates(part):
+    """Half of ``LDLT_HOSTILE_SEEDS`` modules in all."""
+    found = run_certificates(range(10**6 + part, 10**6 + SLOW_SEEDS // 2, 10))
+    assert not found.violations, _bad(found)
