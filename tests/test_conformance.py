@@ -14,6 +14,7 @@ from torch import nn
 import ldlt
 from ldlt.export.encoding import decode, encode
 from ldlt.export.program import program_of
+from ldlt.graph.trace import trace
 from ldlt.testing import check_module, check_network, jacobians, run_certificates, run_hostile
 
 SLOW_SEEDS = int(os.environ.get("LDLT_HOSTILE_SEEDS", "2000"))
@@ -26,7 +27,7 @@ def _bad(found):
 @pytest.mark.parametrize("part", range(12))
 def test_hostile_modules(part):
     """Random modules at two kinds of parameters each: no slope above its bound, no number that is not finite."""
-    found = run_hostile(range(100 * part, 100 * (part + 1)), 2)
+    found = run_hostile(range(25 * part, 25 * (part + 1)), 2)
     assert not _bad(found), _bad(found)
     assert found.accepted >= 10
     assert len(found.overflows) <= 1  # products of the user's own maps that leave the range of the dtype
@@ -285,9 +286,9 @@ def _parts():
 def test_arithmetic_with_the_batch_size_is_refused(name):
     model = Fn(BATCH_ARITHMETIC[name], **_parts())
     for method in ("optimal", "product"):
-        with pytest.raises(ldlt.GraphError, match="batch|memory"):
+        with pytest.raises(ldlt.GraphError, match="batch|memory|number"):
             ldlt.certify(model, 4, method=method)
-    with pytest.raises(ldlt.GraphError, match="batch|memory"):
+    with pytest.raises(ldlt.GraphError, match="batch|memory|number"):
         ldlt.Lipschitz(model, input_shape=4)
 
 
@@ -348,7 +349,7 @@ def test_odd_options_of_a_layer_are_refused():
 @pytest.mark.parametrize("options", [{"negative_slope": "yes"}, {"negative_slope": {"float": "0x1p2000"}}, {"more": 1}])
 def test_odd_options_in_a_file_are_refused(options):
     model = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.1), nn.Linear(6, 3))
-    data, tensors = encode(program_of(model, (4,)))
+    data, tensors = encode(program_of(model, trace(model, (4,))))
     data["layers"]["layer_0"]["options"].update(options)
     with pytest.raises(ldlt.LdltError):
         ldlt.certify(decode(data, tensors, (4,)), 4)
