@@ -476,7 +476,7 @@ def test_factored_weights_are_ordinary_tensors_to_everything_but_linear():
     net = ldlt.nn.FeedForward(5, [16, 16], 2)
     found = net._sweep(batch=3).weights
     factored = found["2.weight"]
-    assert isinstance(factored, ldlt.factored.FactoredWeight)
+    assert isinstance(factored, ldlt.engine.lazy.FactoredWeight)
     dense = net.explicit()["2.weight"]
     torch.testing.assert_close(factored + 0, dense)
     torch.testing.assert_close(torch.relu(factored), torch.relu(dense))

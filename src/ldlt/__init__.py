@@ -26,7 +26,7 @@ from ldlt.errors import (
     UnsupportedOpError,
 )
 from ldlt.export import Deployed, deploy, export_onnx, export_program, load, model_card, save
-from ldlt.network import Lipschitz, Scaled
+from ldlt.engine.network import Lipschitz, Scaled
 from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
 from ldlt.rounding import forward_error
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.errors import OptionError, ShapeError
-from ldlt.network import Lipschitz
+from ldlt.engine.network import Lipschitz
 
 __all__ = [
     "ConvResNet",

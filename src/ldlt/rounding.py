@@ -52,7 +52,7 @@ from ldlt.certificates.sectors import Slopes, precisions, readings
 from ldlt.errors import GraphError, OptionError, ShapeError
 from ldlt.evaluation import evaluating
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
-from ldlt.network import Lipschitz
+from ldlt.engine.network import Lipschitz
 from ldlt.graph.trace import trace
 
 __all__ = ["ACCURACY", "forward_error"]

@@ -40,7 +40,7 @@ from ldlt.certificates.region import Region
 from ldlt.certificates.unrolled import unrolled
 from ldlt.errors import CertificateError, LdltError
 from ldlt.graph import Graph
-from ldlt.network import Lipschitz
+from ldlt.engine.network import Lipschitz
 from ldlt.onnx.reader import read_onnx
 from ldlt.graph.trace import trace
 

@@ -23,7 +23,7 @@ from ldlt.certificates.sdp import solve_sdp
 from ldlt.certificates.unrolled import TooLargeError, unrolled
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError, UnsupportedOpError
 from ldlt.graph import Graph
-from ldlt.network import Lipschitz, sample_shape
+from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
 from ldlt.graph.trace import trace
 

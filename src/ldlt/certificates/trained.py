@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ldlt.certificates.certificate import Certificate
 from ldlt.certificates.certifier import certify
 from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
-from ldlt.network import Lipschitz, sample_shape
+from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.graph.trace import trace
 
 __all__ = ["constrain"]

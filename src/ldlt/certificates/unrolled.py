@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ldlt.convolution import Spec
+from ldlt.graph.convolution import Spec
 from ldlt.errors import GraphError, ShapeError
 from ldlt.evaluation import evaluating, reference
 

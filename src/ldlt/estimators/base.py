@@ -25,7 +25,7 @@ from ldlt.estimators.certification import certificate_of
 from ldlt.estimators.fitting import AdamW, Batches, Epoch, RowLoss, Trainer
 from ldlt.estimators.rows import Array, Rows, merge
 from ldlt.estimators.scaling import location_and_scale
-from ldlt.network import Lipschitz
+from ldlt.engine.network import Lipschitz
 from ldlt.nn import FeedForward, Residual, Standardise
 from ldlt.rounding import forward_error
 

@@ -25,7 +25,7 @@ from ldlt.errors import CertificateError, GraphError, OptionError, SavedModelErr
 from ldlt.evaluation import evaluating, reference
 from ldlt.export.encoding import members, typed
 from ldlt.export.program import program_of
-from ldlt.network import Lipschitz, sample_shape
+from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.radius import certified_radius
 from ldlt.rounding import forward_error
 from ldlt.graph.trace import trace

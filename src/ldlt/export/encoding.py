@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_iter
 from ldlt import activations
 from ldlt.errors import GraphError, LdltError, SavedModelError
 from ldlt.export.program import ATTRIBUTES, FUNCTIONS, METHODS, Held, Program, Step, Value, values_in
-from ldlt.frozen import CircularConv
+from ldlt.images.convolutions import CircularConv
 
 __all__ = ["LARGEST_VALUE", "LAYERS", "decode", "encode"]
 

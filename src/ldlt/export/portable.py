@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ldlt import grid
+from ldlt.images import grids
 from ldlt.activations import GroupSort, MaxMin
-from ldlt.frozen import CircularConv
+from ldlt.images.convolutions import CircularConv
 
 __all__ = ["LARGEST_MATRIX", "portable"]
 
@@ -50,7 +50,7 @@ def _around(x: Tensor, axis: int, before: int, after: int) -> Tensor:
 
 
 class _Direct(nn.Module):
-    r"""A :class:`~ldlt.frozen.CircularConv` as a convolution of the image that is continued in front.
+    r"""A :class:`~ldlt.images.convolutions.CircularConv` as a convolution of the image that is continued in front.
 
     With g cells along an axis, ``y[i] = Σ_d K[d] x[i − d mod g] = Σ_t K[g − 1 − t] x̃[i + t]`` for the image x̃ of 2g − 1
     cells that is x with its last g − 1 cells in front.
@@ -69,15 +69,15 @@ class _Direct(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolved images."""
-        x = grid.to_cells(x, self.cells)
+        x = grids.to_cells(x, self.cells)
         for axis, size in enumerate(self.cells, 2):
             x = _around(x, axis, size - 1, 0)
-        y = grid.from_cells(_CONV[len(self.cells)](x, self.weight), self.outputs)
+        y = grids.from_cells(_CONV[len(self.cells)](x, self.weight), self.outputs)
         return y if self.bias is None else y + self.bias.reshape(-1, *(1,) * (len(self.outputs) - 1))
 
 
 class _Matrix(nn.Module):
-    """A :class:`~ldlt.frozen.CircularConv` as a matrix on flattened images."""
+    """A :class:`~ldlt.images.convolutions.CircularConv` as a matrix on flattened images."""
 
     weight: Tensor
     bias: Tensor | None

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.families.layer import Explicit, Layer, raise_zeros, uniform
-from ldlt.gram import gram
+from ldlt.engine.linalg import gram
 
 __all__ = ["SLL", "sll_diagonal"]
 

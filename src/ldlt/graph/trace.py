@@ -28,7 +28,6 @@ from torch.overrides import TorchFunctionMode
 from ldlt import activations
 from ldlt.errors import GraphError, LdltError, ShapeError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
-from ldlt.frozen import CircularConv
 from ldlt.graph.fold import evaluate
 from ldlt.graph.nodes import (
     BATCH,
@@ -154,8 +153,8 @@ def _opaque(module: nn.Module) -> Iterator[dict[str, nn.Module]]:
                 continue
             if _plain(layer, _DROPOUT):
                 swap(layer, lambda x: x)
-            elif isinstance(layer, CircularConv) and _plain(layer, (CircularConv,)):
-                swap(layer, partial(_run_frozen, path=path, shape=list(layer.outputs)))
+            elif _plain(layer, tuple(k for k in type(layer).__mro__ if "ldlt_frozen" in k.__dict__)):
+                swap(layer, partial(_run_frozen, path=path, shape=list(cast(Any, layer).outputs)))
             elif activations.is_activation(layer):
                 swap(layer, partial(_run_activation, path=path))
         with _Known() as known:
@@ -377,9 +376,10 @@ class Reader:
         """A layer that was exported as one operation."""
         source, path = node.args[:2]
         if node.target is torch.ops.ldlt.frozen.default:
-            layer = cast(CircularConv, lookup(self.module, str(path)))
+            layer = lookup(self.module, str(path))
             bias = None if layer.bias is None else f"{path}.bias"
-            own: dict[str, Any] = {"spec": layer.spec, "kernel": layer.cells, "weight": f"{path}.weight", "bias": bias}
+            own: dict[str, Any] = {"spec": layer.ldlt_frozen, "weight": f"{path}.weight", "bias": bias}
+            own["kernel"] = tuple(layer.weight.shape[2:])
             self.add(node, Convolution(self.label(node), self.shape(node), (self.name(source),), **own))
         elif str(path) in self.made:
             self.activation(node, source, module=self.made[str(path)])

@@ -1,0 +1,1 @@
+def known_graph(module, shape): return None
