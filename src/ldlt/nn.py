@@ -69,6 +69,8 @@ class Standardise(nn.Module):
         tensor([[ 1., -1.]])
     """
 
+    ldlt_standardise = True  # see ldlt.graph.direct
+
     mean: Tensor
     scale: Tensor
 
@@ -89,6 +91,8 @@ class Standardise(nn.Module):
 
 class _Skip(nn.Module):
     """``A x + B w_n`` with ``w_j = σ(C_j w_{j−1} + b_j)``, ``w_0 = x``."""
+
+    ldlt_composed = True  # of layers and sums alone: see ldlt.graph.direct
 
     def __init__(self, sizes: Sequence[int], activation: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -191,6 +195,8 @@ def _image_shape(shape: Sequence[int], halvings: int) -> tuple[int, ...]:
 
 class _UNet(nn.Module):
     """``w_i = σ(C_i w_{i−1})``, ``w_{d+j} = σ(C_1 w_{d−j} + C_2 w_{d+j−1})``, ``y = B w_{2d−1}``; see :class:`UNet`."""
+
+    ldlt_composed = True  # of layers and sums alone: see ldlt.graph.direct
 
     def __init__(
         self,
@@ -324,6 +330,8 @@ class UNet(Lipschitz):
 
 class _ConvResNet(nn.Module):
     """Stages of residual blocks ``h ← h + B σ(C h)`` on images, halved between them, and a dense head."""
+
+    ldlt_composed = True  # of layers and sums alone: see ldlt.graph.direct
 
     def __init__(
         self,

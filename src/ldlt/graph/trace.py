@@ -45,7 +45,7 @@ from ldlt.graph.nodes import (
 )
 from ldlt.graph.operations import TABLE
 
-__all__ = ["Reader", "hooks_of", "trace"]
+__all__ = ["Reader", "check_graph", "hooks_of", "require_finite", "trace"]
 
 _DROPOUT = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity,
@@ -765,6 +765,16 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
             "the module computes another function in training than in evaluation (besides dropout and batch "
             "normalisation); it must not depend on self.training"
         )
+    check_graph(module, graph)
+    return graph
+
+
+def check_graph(module: nn.Module, graph: Graph) -> None:
+    """Refuse a graph that does not suit the engine, or is not what the module computes.
+
+    Raises:
+        GraphError: With the reason.
+    """
     _require_images(graph)
     tensors = graph.tensors(module)
     for path in graph.constants:
@@ -772,7 +782,6 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise GraphError(f"the constant '{path[1:]}' has entries that are not finite; no bound holds for them")
     _check(module, graph)
-    return graph
 
 
 def _alike(a: Graph, b: Graph) -> bool:
