@@ -4,7 +4,8 @@ Run:  python benchmarks/frozen_conv.py
 
 The explicit kernel is as large as the image. Fourier domain, unrolled matrix, and ``conv2d`` on the circularly padded
 image compute the same; times are process times of one thread in milliseconds, the least of several. The choice is made
-by ``ldlt.images.convolutions.unrolls`` from shapes alone. The last column is the time of the choice over the best of the first two.
+by ``ldlt.images.convolutions.unrolls`` from shapes alone. The last column is the time of the choice over the best
+of the first two.
 """
 
 from __future__ import annotations

@@ -20,7 +20,10 @@ READY = {
     "unet": (networks.unet_module(5, [4, 3, 2], 2), (5,)),
     "unet_images": (networks.unet_module((1, 8, 8), [2, 3, 2], 1), (1, 8, 8)),
     "conv_resnet": (networks.conv_resnet_module((1, 8, 8), [2, 3], 3, 2), (1, 8, 8)),
-    "standardised": (nn.Sequential(networks.Standardise(torch.ones(3), 2.0), networks.residual_module(3, [4], 2)), (3,)),
+    "standardised": (
+        nn.Sequential(networks.Standardise(torch.ones(3), 2.0), networks.residual_module(3, [4], 2)),
+        (3,),
+    ),
     "dropout": (nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.ReLU(), nn.Identity(), nn.Linear(4, 2)), (3,)),
     "nested": (nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 2)), (3,)),
     "images": (nn.Sequential(nn.Conv2d(1, 2, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)), (1, 4, 4)),

@@ -11,8 +11,8 @@ from torch import nn
 from torch.autograd import gradcheck
 
 import ldlt
-from ldlt.images.convolutions import CirculantWeight, CircularConv, RememberUnpadded, unrolls
 from ldlt.graph import Convolution, evaluate
+from ldlt.images.convolutions import CirculantWeight, CircularConv, RememberUnpadded, unrolls
 from ldlt.images.grids import Fold, apply, cell_rows, local, operator_norm, row_norms, to_cells, transfer
 from random_graphs import randomise
 from random_images import RandomImages, conv, dense_twin

@@ -12,8 +12,8 @@ from torch import nn
 
 import ldlt
 from ldlt.engine import rule
-from ldlt.families import cayley
 from ldlt.engine.linalg import bounded
+from ldlt.families import cayley
 from random_graphs import RandomGraph, randomise
 
 CONTRACTIONS = ["cholesky", "symmetric", "cayley"]

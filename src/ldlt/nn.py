@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ldlt.errors import OptionError, ShapeError
 from ldlt.engine.network import Lipschitz
+from ldlt.errors import OptionError, ShapeError
 
 __all__ = [
     "ConvResNet",
@@ -222,7 +222,6 @@ class _UNet(nn.Module):
         for i, o in pairwise(widths):
             self.down.append(nn.Linear(i, o) if dense else _circular(i, o, dims, stride=2))
         self.encode_activations = nn.ModuleList([_make(activation) for _ in widths])
-        self.latent = nn.Identity()
         self.skips, self.up = nn.ModuleList(), nn.ModuleList()
         for o, i in pairwise(widths):
             self.skips.append(flat(o, o))
@@ -239,7 +238,6 @@ class _UNet(nn.Module):
         for layer, activation in zip(self.down, self.encode_activations, strict=True):
             x = activation(layer(x))
             found.append(x)
-        found[-1] = self.latent(found[-1])
         return found
 
     def forward(self, x: Tensor) -> Tensor:
@@ -325,7 +323,7 @@ class UNet(Lipschitz):
     @property
     def latent_bound(self) -> float:
         """The certified Lipschitz constant of the latent code."""
-        return self.bound_of("latent")
+        return self.bound_of(f"encode_activations_{len(self.module.down) - 1}")  # type: ignore[arg-type]
 
 
 class _ConvResNet(nn.Module):

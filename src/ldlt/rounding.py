@@ -49,10 +49,10 @@ from ldlt.certificates.ball import TINY, UNIT, Ball, add_up, arithmetic_is_ieee,
 from ldlt.certificates.definite import is_semidefinite
 from ldlt.certificates.linear import Network
 from ldlt.certificates.sectors import Slopes, precisions, readings
+from ldlt.engine.network import Lipschitz
 from ldlt.errors import GraphError, OptionError, ShapeError
 from ldlt.evaluation import evaluating
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
-from ldlt.engine.network import Lipschitz
 from ldlt.graph.trace import trace
 
 __all__ = ["ACCURACY", "forward_error"]

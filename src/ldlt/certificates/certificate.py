@@ -38,11 +38,11 @@ from ldlt.certificates.local import ranges
 from ldlt.certificates.proof import prove, prove_gram, prove_smallest
 from ldlt.certificates.region import Region
 from ldlt.certificates.unrolled import unrolled
+from ldlt.engine.network import Lipschitz
 from ldlt.errors import CertificateError, LdltError
 from ldlt.graph import Graph
-from ldlt.engine.network import Lipschitz
-from ldlt.onnx.reader import read_onnx
 from ldlt.graph.trace import trace
+from ldlt.onnx.reader import read_onnx
 
 __all__ = ["CERTIFIED", "NOT_CERTIFIED", "Certificate", "freeze_certified", "issue", "issue_built", "verify"]
 

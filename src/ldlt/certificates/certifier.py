@@ -21,11 +21,11 @@ from ldlt.certificates.proof import LARGEST
 from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
 from ldlt.certificates.unrolled import TooLargeError, unrolled
+from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError, UnsupportedOpError
 from ldlt.graph import Graph
-from ldlt.engine.network import Lipschitz, sample_shape
-from ldlt.onnx.reader import read_onnx
 from ldlt.graph.trace import trace
+from ldlt.onnx.reader import read_onnx
 
 __all__ = ["METHODS", "certify"]
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ldlt.certificates.certificate import Certificate
 from ldlt.certificates.certifier import certify
-from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.engine.network import Lipschitz, sample_shape
+from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.graph.trace import trace
 
 __all__ = ["constrain"]

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ldlt.graph.convolution import Spec
 from ldlt.errors import GraphError, ShapeError
 from ldlt.evaluation import evaluating, reference
+from ldlt.graph.convolution import Spec
 
 __all__ = ["LARGEST", "TooLargeError", "has_convolutions", "unrolled"]
 

@@ -55,7 +55,7 @@ class Root:
         right_divide: ``x -> x K^{-*} / factor``, x (m, n).
         divide: ``x -> K^{-*} x / factor``, x (n, m).
         factor: A scalar that is kept apart, to be merged with other scalings.
-        soften: ``x -> x P``, x (m, n), with the soft projection on the directions that are more than a floor; None: all.
+        soften: ``x -> x P``, x (m, n), with the soft projection on directions that are more than a floor (None: all).
         singular: Whether K may be infinite: it is then never asked for.
         identity: Whether ``K = I``.
     """
@@ -195,7 +195,7 @@ def _inverse(matrix: Tensor, lower: Tensor) -> Contracted:
 
 
 def given(matrix: Tensor) -> Contracted:
-    """The pair ``(U, K)`` of a contraction that is given instead of parameterised; NaN where ``I − UU^*`` is no factor's.
+    """The pair ``(U, K)`` of a contraction that is given instead of parameterised; NaN where its norm is not below one.
 
     For maps that are kept as they are, whose multipliers make ``I − UU^*`` diagonally dominant up to a scaling.
     """
@@ -264,7 +264,9 @@ class Cholesky(Contraction):
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # I − UU^* = α M^{-1} M^{-*}: with LL^* = I − UU^*, M = √α L^{-1} and W = M U, or W = (LL^*)^{-1/2} √α U.
         weight = self._unit_root(matrix, _strict_gap(matrix))
-        share = self.share * float(weight.abs().square().sum())  # the α that is used is larger than the one that is stored
+        share = self.share * float(
+            weight.abs().square().sum()
+        )  # the α that is used is larger than the one that is stored
         if share >= 1:
             raise InfeasibleError("the weights are too close to the boundary of the feasible set for this precision")
         return weight * (positive(extra["log_alpha"]) / (1 - share)).sqrt(), extra

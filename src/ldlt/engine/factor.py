@@ -280,10 +280,10 @@ class Frame:
                 sizes = [self.members[m].features for m in p.members]
                 out.update(zip(p.members, found.split(sizes, -1), strict=True))
             elif isinstance(p, _Peel):
-                for m, y in out.items():
-                    if p.block in self.members[m].blocks:
-                        x = x - y @ self.members[m].flat(p.block).mH
-                out[p.member] = p.square.right_divide(x, None)
+                seen = [
+                    y @ self.members[m].flat(p.block).mH for m, y in out.items() if p.block in self.members[m].blocks
+                ]
+                out[p.member] = p.square.right_divide(x - sum(seen) if seen else x, None)
         return [out[m] for m in range(len(self.members))]
 
     def coordinates(self, gen: Generator) -> Tensor | None:

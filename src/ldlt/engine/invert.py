@@ -103,7 +103,9 @@ def _split(net: Lipschitz, multipliers: Mapping[str, Tensor]) -> dict[str, Tenso
         value = value if group.rows is None else value[list(group.rows)]
         shared = value.reshape(len(net._parameter("log_multiplier", group.name)), -1)
         if not bool((value > 0).all()) or not torch.allclose(shared, shared[:, :1], rtol=1e-9):
-            raise InfeasibleError(f"the multipliers of '{group.node}' must be positive, and equal where it mixes entries")
+            raise InfeasibleError(
+                f"the multipliers of '{group.node}' must be positive, and equal where it mixes entries"
+            )
         found[group.name] = value
     return found
 

@@ -134,7 +134,7 @@ def _factor_in_place(gram: Tensor) -> None:
 
 
 def _solve(factor: Tensor, rhs: Tensor, adjoint: bool) -> Tensor:
-    """``M^{-1} rhs`` or ``M^{-*} rhs``; a row-major right side is solved transposed: in float32 that pays for a copy."""
+    """``M^{-1} rhs`` or ``M^{-*} rhs``; a row-major right side is solved transposed: float32 pays for a copy."""
     matrix = factor.mH if adjoint else factor
     if rhs.stride(-1) != 1 and rhs.dtype == torch.float32 and rhs.device.type == "cpu":
         rhs = rhs.contiguous()

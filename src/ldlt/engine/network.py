@@ -16,11 +16,11 @@ from torch._subclasses import FakeTensor
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ldlt.engine.start import initialise
 from ldlt.engine.contraction import chosen
 from ldlt.engine.invert import load_explicit
 from ldlt.engine.linalg import bounded, full_precision, positive, smallest, unbounded
 from ldlt.engine.plan import LARGEST, Group, Plan, largest_dense, make_plan
+from ldlt.engine.start import initialise
 from ldlt.engine.sweep import Blueprint, Explicit, Free, Sweep
 from ldlt.errors import BoundError, GraphError, LdltError, OptionError, ShapeError
 from ldlt.graph import Convolution, Graph, Input, Wire
@@ -64,7 +64,8 @@ class Lipschitz(nn.Module):
 
     Args:
         module: Any module that ``torch.export`` can read, made of linear operations, convolutions, activations with
-            known slopes, pools, and constants. It becomes a part of the network (it is not copied), and its free weights are initialised anew.
+            known slopes, pools, and constants. It becomes a part of the network (it is not copied), and its free
+            weights are initialised anew.
         bound: ℓ > 0. With ``train_bound=True`` the start value of a trained bound.
         input_shape: Shape of one sample, without the batch dimension; an int is a vector of that size.
         contraction: ``"cholesky"``, ``"symmetric"`` or ``"cayley"``.
@@ -220,8 +221,8 @@ class Lipschitz(nn.Module):
     def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None, watch: str | None = None) -> Explicit:
         if not torch.compiler.is_compiling() and hooks_of(self) != self._hooks:
             raise GraphError(
-                "hooks were added to the network, or taken from it, since it was made, so that its graph is another one: "
-                "remove them (handle.remove()), or register them before the module is wrapped"
+                "hooks were added to the network, or taken from it, since it was made, so that its graph is another "
+                "one: remove them (handle.remove()), or register them before the module is wrapped"
             )
         free = self._free(dtype)
         with full_precision(free.bound):

@@ -299,7 +299,14 @@ class _Planner:
             groups.append((bounded, ()))
         several = len(groups) > 1
         return [
-            Group(f"{node.name}__{k}" if several else node.name, node.name, value, tuple(r) if several else None, t, len(r))
+            Group(
+                f"{node.name}__{k}" if several else node.name,
+                node.name,
+                value,
+                tuple(r) if several else None,
+                t,
+                len(r),
+            )
             for k, (r, t) in enumerate(groups)
         ]
 
@@ -584,7 +591,9 @@ def make_plan(graph: Graph, module: nn.Module) -> Plan:
             plan = _Grids(graph, module, plan).place()
             return replace(plan, straight=_straight(plan, graph))
         except RecursionError as error:
-            raise GraphError("the graph has too long a chain of operations without an activation between them") from error
+            raise GraphError(
+                "the graph has too long a chain of operations without an activation between them"
+            ) from error
         except _Cycle as cycle:
             if cycle.activation in demoted:
                 raise GraphError(f"the maps that feed '{cycle.activation}' depend on each other in a cycle") from cycle

@@ -9,9 +9,9 @@ With slopes in ``[c − r, c + r]`` (per neuron), multipliers :math:`\Lambda \su
 Read without ``y`` it is the precision matrix of a Gaussian, of which the live tensors carry generators. Three moves:
 
 * **transport** (:func:`transport`): a linear operation acts on generators, :math:`F_{Jt} = J F_t`;
-* **eliminate**: a free map into an activation (:meth:`Live.free`) is :math:`C = \tfrac{1}{\sqrt2} r^{-1}\Lambda^{-1/2} U
-  F^{-1}` with ``F`` the factor of the stacked parents and ``‖U‖ < 1``; a given one (:meth:`Live.given`) stays, and the
-  multiplier is bounded so that ``‖U‖ < 1`` for :math:`U = \sqrt2\, r \Lambda^{1/2} F_v`. Every live tensor is then
+* **eliminate**: a free map into an activation (:meth:`Live.free`) is
+  :math:`C = \tfrac{1}{\sqrt2} r^{-1}\Lambda^{-1/2} U F^{-1}` with ``F`` the factor of the stacked
+  parents and ``‖U‖ < 1``; a given one (:meth:`Live.given`) stays, and the multiplier is bounded so that ``‖U‖ < 1`` for :math:`U = \sqrt2\, r \Lambda^{1/2} F_v`. Every live tensor is then
   inflated by fresh noise, :math:`F_t \leftarrow [F_t\;\; (KUQF_t^*)^*]`, and :math:`w = cCw_K + e`,
   :math:`\operatorname{cov}(e) = (2\Lambda)^{-1}`, joins;
 * **output**: :math:`B = U F^{-1}` with ``‖U‖ ≤ 1``.
@@ -31,7 +31,18 @@ import torch
 from torch import Tensor
 
 from ldlt.engine.contraction import Contracted, adjoint_root, given, identity_root
-from ldlt.engine.factor import Block, Frame, Generator, Square, column_norms, dense, factor, noise_frame, squared, stacked
+from ldlt.engine.factor import (
+    Block,
+    Frame,
+    Generator,
+    Square,
+    column_norms,
+    dense,
+    factor,
+    noise_frame,
+    squared,
+    stacked,
+)
 from ldlt.engine.linalg import Triangular, floor_share, gram_cholesky
 from ldlt.images.grids import Cells, Fold, Layout
 
@@ -53,7 +64,9 @@ class Map(Protocol):
 
 def transport(move: Map, parents: Sequence[Generator], layout: Layout) -> Generator:
     """``F_{Jt} = J F_t``, block by block."""
-    blocks = {b: move.on([p.blocks.get(b) for p in parents]) for b in dict.fromkeys(b for p in parents for b in p.blocks)}
+    blocks = {
+        b: move.on([p.blocks.get(b) for p in parents]) for b in dict.fromkeys(b for p in parents for b in p.blocks)
+    }
     return Generator(blocks, move.sizes([p.size for p in parents]), layout)
 
 
@@ -64,7 +77,9 @@ class Sum:
     scales: Sequence[float]
 
     def on(self, values: Sequence[Block | None]) -> Block:
-        terms = [dense(v) if s == 1 else s * dense(v) for v, s in zip(values, self.scales, strict=True) if v is not None]
+        terms = [
+            dense(v) if s == 1 else s * dense(v) for v, s in zip(values, self.scales, strict=True) if v is not None
+        ]
         total = terms[0]
         for term in terms[1:]:
             total = total + term

@@ -6,8 +6,8 @@ explicit hidden maps are orthogonal times
 .. math:: \frac1r \sqrt{\frac{u^2 (1 - u^2)}{1 - (1 - ρ^2) u^2}} \;\le\; \frac{1}{r (1 + |ρ|)} = \frac1L ,
 
 with equality for ``s² = 1/|ρ|``: 1 for slopes [0, 1], and without limit for a joint nonlinearity (ρ = 0), where ``s²
-= 2n`` loses a fifth of the signal over the whole depth ``n``. ``gain`` multiplies it. With ``k`` activations whose input
-stays live beside them (residual blocks) ``s²`` is divided by ``k``, so that the whole stack inflates by a constant; so
+= 2n`` loses a fifth of the signal over the whole depth ``n``. ``gain`` multiplies it. With ``k`` activations whose
+input stays live beside them (residual blocks) ``s²`` is divided by ``k``, so that the stack inflates by a constant; so
 are the maps that no activation normalises.
 
 **Biases.** With zero biases the signal of a ReLU network decays like :math:`2^{-n/2}`. On standard normal inputs the

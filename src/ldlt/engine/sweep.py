@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,8 @@ class Blueprint:
         head: Free matrix to the output contraction.
         wiring: What depends on no tensor of the module: maps on grids of fixed operations, and the responses of single
             taps of convolutions, by (node, grid).
-        sectors: Slopes of activations without parameters, and the settings they were found for, for compilers, which do
-            not see classes as they are; anybody else looks anew.
+        sectors: Slopes of activations without parameters, and the settings they were found for (None for PReLU): for
+            compilers, which do not see classes as they are. Anybody else looks anew.
     """
 
     graph: Graph
@@ -46,13 +46,15 @@ class Blueprint:
     contraction: Contraction
     head: Head
     wiring: dict[tuple[str, Cells], Any] = field(default_factory=dict)
-    sectors: dict[str, tuple[activations.Sector, dict[str, Any]]] = field(default_factory=dict)
+    sectors: dict[str, tuple[activations.Sector | None, dict[str, Any]]] = field(default_factory=dict)
 
     def resolve(self, module: nn.Module) -> None:
         """Find the sectors."""
         for node in self.graph.activations:
             layer = node.resolve(module)
-            if not any(True for _ in layer.parameters()):
+            if type(layer) is nn.PReLU:
+                self.sectors[node.name] = (None, {})
+            elif not any(True for _ in layer.parameters()):
                 self.sectors[node.name] = (activations.sector(layer), _settings(layer))
 
     def sector(self, node: Activation, module: nn.Module) -> activations.Sector:
@@ -60,13 +62,17 @@ class Blueprint:
         layer = node.resolve(module)
         if torch.compiler.is_compiling() and node.name in self.sectors:
             known, settings = self.sectors[node.name]
+            if known is None:
+                return activations.learned_sector(cast(Tensor, layer.weight))
             if all(getattr(layer, key) == value for key, value in settings.items()):
                 return known
         return activations.sector(layer)
 
 
 def _settings(layer: nn.Module) -> dict[str, Any]:
-    return {k: v for k, v in vars(layer).items() if isinstance(v, (int, float, str)) and k[0] != "_" and k != "training"}
+    return {
+        k: v for k, v in vars(layer).items() if isinstance(v, (int, float, str)) and k[0] != "_" and k != "training"
+    }
 
 
 @dataclass
@@ -138,7 +144,7 @@ class Sweep:
     def run(self) -> Explicit:
         """The explicit form."""
         for step in self.plan.steps:
-            node = self.graph.index.get(step.transport or "")
+            node: Any = self.graph.index.get(step.transport or "")
             if step.cells is None and self.live.cells is not None and _makes_vector(node):
                 parents = [(p, self.graph[p].shape) for p in node.parents]
                 kept = [v for v in step.live if v != node.name]
@@ -271,7 +277,9 @@ class Sweep:
         return found if slopes.shared is None else found[slopes.shared]
 
     def _contracted(self, group: Group, frame: Frame, slopes: Slopes, multiplier: Tensor) -> Contracted:
-        return self.blueprint.contraction(self._project(group, frame), self._extra(group), self._straight(group, slopes))
+        return self.blueprint.contraction(
+            self._project(group, frame), self._extra(group), self._straight(group, slopes)
+        )
 
     def _headed(self, group: Group, frame: Frame) -> Tensor:
         cells = self.plan.places[group.name].layout.cells

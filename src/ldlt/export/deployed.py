@@ -21,14 +21,14 @@ from ldlt.certificates.certificate import Certificate, issue, issue_built, verif
 from ldlt.certificates.certifier import certify
 from ldlt.certificates.fingerprint import fingerprint
 from ldlt.certificates.unrolled import unrolled
+from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import CertificateError, GraphError, OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference
 from ldlt.export.encoding import members, typed
 from ldlt.export.program import program_of
-from ldlt.engine.network import Lipschitz, sample_shape
+from ldlt.graph.trace import trace
 from ldlt.radius import certified_radius
 from ldlt.rounding import forward_error
-from ldlt.graph.trace import trace
 
 __all__ = ["CLASSIFICATION", "REGRESSION", "Deployed", "Meaning", "deploy"]
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ldlt.images import grids
 from ldlt.activations import GroupSort, MaxMin
+from ldlt.images import grids
 from ldlt.images.convolutions import CircularConv
 
 __all__ = ["LARGEST_MATRIX", "portable"]

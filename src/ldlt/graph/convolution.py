@@ -1,7 +1,7 @@
-"""Convolutions as linear maps of their weight: the arguments of a layer, what it computes, which shifts it commutes with.
+"""Convolutions as linear maps of their weight: the arguments of a layer, what it computes, what it commutes with.
 
-A *grid of cells* ``(g_1, g_2)`` divides an image into cells of equal size; ``natural`` is that of its pixels. Signals on
-it are in :mod:`ldlt.images.grids`.
+A *grid of cells* ``(g_1, g_2)`` divides an image into cells of equal size; ``natural`` is that of its pixels. Signals
+on it are in :mod:`ldlt.images.grids`.
 """
 
 from __future__ import annotations

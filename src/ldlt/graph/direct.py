@@ -1,8 +1,8 @@
 """Graphs of plain compositions without ``torch.export``, whose first call in a process takes seconds.
 
-Layers of ``torch.nn`` in ``Sequential`` and the modules of ``ldlt.nn`` are run with a symbol in place of the input: each
-layer adds the node that :mod:`ldlt.graph.trace` would make, and the symbols can be added to each other. Whatever else is
-in a module leaves it to :func:`~ldlt.graph.trace.trace`.
+Layers of ``torch.nn`` in ``Sequential`` and the modules of ``ldlt.nn`` are run with a symbol in place of the input:
+each layer adds the node that :mod:`ldlt.graph.trace` would make, and the symbols can be added to each other. Whatever
+else is in a module leaves it to :func:`~ldlt.graph.trace.trace`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Builder:
         self.nodes[node.name] = node
         return _Symbol(self, node.name)
 
-    def layer(self, path: str, layer: nn.Module, x: _Symbol) -> _Symbol:
+    def layer(self, path: str, layer: Any, x: _Symbol) -> _Symbol:
         """What a layer makes of a value."""
         kind, shape = type(layer), self.nodes[x.name].shape
         name = path.replace(".", "_")
@@ -109,10 +109,12 @@ class _Builder:
         args = (Ref(0), Attr(f"{path}.mean"))
         shifted = Wire(self.named("sub"), shape, (x.name,), "aten.sub.Tensor", args, role="sum", scales=(1.0,))
         self.put(shifted)
-        return self.put(Wire(self.named("div"), shape, (shifted.name,), "aten.div.Tensor", (Ref(0), Attr(f"{path}.scale"))))
+        return self.put(
+            Wire(self.named("div"), shape, (shifted.name,), "aten.div.Tensor", (Ref(0), Attr(f"{path}.scale")))
+        )
 
 
-def _tensors(path: str, layer: nn.Module) -> dict[str, Any]:
+def _tensors(path: str, layer: Any) -> dict[str, Any]:
     """The tensors of a layer by their roles; its weight must be free."""
     if not layer.weight.requires_grad or 0 in layer.weight.shape:
         raise _UnknownError
@@ -144,7 +146,11 @@ def known_graph(module: nn.Module, shape: tuple[int, ...]) -> Graph | None:
         GraphError: A parameter is not finite.
     """
     tensors = [t for m in module.modules() for t in m._parameters.values() if t is not None]
-    if hooks_of(module) or len({id(t) for t in tensors}) != len(tensors) or any(type(t) is not nn.Parameter for t in tensors):
+    if (
+        hooks_of(module)
+        or len({id(t) for t in tensors}) != len(tensors)
+        or any(type(t) is not nn.Parameter for t in tensors)
+    ):
         return None
     if len({t.dtype for t in tensors}) != 1 or len({t.device for t in tensors}) != 1:
         return None

@@ -28,7 +28,16 @@ from ldlt.graph.convolution import Cells, Spec, commutes, meet, natural
 from ldlt.images import grids
 from ldlt.images.grids import Fold, from_cells, impulses, local, phases, to_cells, transfer
 
-__all__ = ["CirculantWeight", "CircularConv", "FrozenSpec", "RememberUnpadded", "Taps", "local_maps", "node_cells", "unrolls"]
+__all__ = [
+    "CirculantWeight",
+    "CircularConv",
+    "FrozenSpec",
+    "RememberUnpadded",
+    "Taps",
+    "local_maps",
+    "node_cells",
+    "unrolls",
+]
 
 
 class Taps:
@@ -356,7 +365,7 @@ def node_cells(graph: Graph, module: nn.Module, node: Node) -> Cells:
 
 
 def _anything(module: nn.Module) -> Callable[[str], Tensor]:
-    """The tensors of a module with other numbers: whether an operation commutes must not depend on what they are now."""
+    """The tensors of a module with other numbers: whether an operation commutes must not depend on those it has."""
 
     def read(path: str) -> Tensor:
         found: Tensor = lookup(module, path)
@@ -368,13 +377,10 @@ def _anything(module: nn.Module) -> Callable[[str], Tensor]:
     return read
 
 
-def local_maps(
-    node: Wire, tensors: Tensors, shapes: Sequence[tuple[int, ...]], cells: tuple[int, ...]
-) -> list[Tensor]:
-    """The maps of an operation that commutes with the grid, one per parent: indices of local features (−1 for zeros),
-    a matrix, or a transfer function.
+def local_maps(node: Wire, tensors: Tensors, shapes: Sequence[tuple[int, ...]], cells: tuple[int, ...]) -> list[Tensor]:
+    """The maps of an operation that commutes with the grid, one per parent, found by running it on unit impulses.
 
-    They are found by running the operation on unit impulses in one cell.
+    Each is an index of local features (−1 for zeros), a matrix, or a transfer function.
 
     Args:
         node: The operation.

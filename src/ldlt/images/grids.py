@@ -48,6 +48,7 @@ __all__ = [
     "transfer",
 ]
 
+
 def phases(shape: tuple[int, ...], cells: Cells) -> tuple[int, ...]:
     """Pixels of a cell along each dimension, for a tensor (c, *spatial)."""
     return shape[1:] if cells is None else tuple(n // g for n, g in zip(shape[1:], cells, strict=True))
@@ -325,7 +326,9 @@ class Layout:
     @classmethod
     def of(cls, shape: tuple[int, ...], cells: Cells) -> Layout:
         """The layout of a tensor (c, *spatial), or of any tensor on a grid of one cell."""
-        return cls(None, (), math.prod(shape)) if cells is None else cls(cells, phases(shape, cells), local(shape, cells))
+        return (
+            cls(None, (), math.prod(shape)) if cells is None else cls(cells, phases(shape, cells), local(shape, cells))
+        )
 
     @property
     def frequencies(self) -> int | None:
@@ -339,7 +342,9 @@ class Layout:
     def diagonal(self, values: Tensor) -> Tensor:
         """A diagonal matrix, the same at all frequencies."""
         found = torch.diag_embed(values)
-        return found if self.cells is None else found.to(found.dtype.to_complex()).expand(self.frequencies, -1, -1)
+        return (
+            found if self.frequencies is None else found.to(found.dtype.to_complex()).expand(self.frequencies, -1, -1)
+        )
 
     def folded(self, fold: Fold) -> Layout:
         """The layout on the coarser grid."""
