@@ -10,9 +10,10 @@ Read without ``y`` it is the precision matrix of a Gaussian, of which the live t
 
 * **transport** (:func:`transport`): a linear operation acts on generators, :math:`F_{Jt} = J F_t`;
 * **eliminate**: a free map into an activation (:meth:`Live.free`) is
-  :math:`C = \tfrac{1}{\sqrt2} r^{-1}\Lambda^{-1/2} U F^{-1}` with ``F`` the factor of the stacked
-  parents and ``‖U‖ < 1``; a given one (:meth:`Live.given`) stays, and the multiplier is bounded so that ``‖U‖ < 1`` for :math:`U = \sqrt2\, r \Lambda^{1/2} F_v`. Every live tensor is then
-  inflated by fresh noise, :math:`F_t \leftarrow [F_t\;\; (KUQF_t^*)^*]`, and :math:`w = cCw_K + e`,
+  :math:`C = \tfrac{1}{\sqrt2} r^{-1}\Lambda^{-1/2} U F^{-1}` with ``F`` the factor of the stacked parents and
+  ``‖U‖ < 1``; a given one (:meth:`Live.given`) stays, and the multiplier is bounded so that ``‖U‖ < 1`` for
+  :math:`U = \sqrt2\, r \Lambda^{1/2} F_v`. Every live tensor is then inflated by fresh noise,
+  :math:`F_t \leftarrow [F_t\;\; (KUQF_t^*)^*]`, and :math:`w = cCw_K + e`,
   :math:`\operatorname{cov}(e) = (2\Lambda)^{-1}`, joins;
 * **output**: :math:`B = U F^{-1}` with ``‖U‖ ≤ 1``.
 

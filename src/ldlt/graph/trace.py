@@ -3,8 +3,8 @@
 The module is exported with a dynamic batch and decomposed to ATen operations: what is read is what it *computes*,
 hooks, subclasses, parametrisations and overwritten tensors included. Each operation then enters the graph by its rule
 in :mod:`ldlt.graph.operations`; one without a rule ends in :class:`~ldlt.errors.UnsupportedOpError`. The size of the
-batch may appear in shapes and nowhere else. Training and evaluation are both looked at, and must compute the same function up
-to dropout.
+batch may appear in shapes and nowhere else. Training and evaluation are both looked at, and must compute the same
+function up to dropout.
 """
 
 from __future__ import annotations
