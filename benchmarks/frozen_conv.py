@@ -4,7 +4,8 @@ Run:  python benchmarks/frozen_conv.py
 
 The explicit kernel is as large as the image. Fourier domain, unrolled matrix, and ``conv2d`` on the circularly padded
 image compute the same; times are process times of one thread in milliseconds, the least of several. The choice is made
-by ``ldlt.frozen.unrolls`` from shapes alone. The last column is the time of the choice over the best of the first two.
+by ``ldlt.images.convolutions.unrolls`` from shapes alone. The last column is the time of the choice over the best
+of the first two.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from _measure import machine
-from ldlt.frozen import CircularConv
+from ldlt.images.convolutions import CircularConv
 
 SIZES = [(8, 8, 4), (64, 64, 4), (128, 128, 4), (32, 64, 7), (4, 4, 8), (16, 16, 8), (64, 64, 8)]
 SIZES += [(4, 8, 14), (8, 8, 14), (16, 16, 14), (64, 64, 16), (3, 16, 32), (32, 32, 32)]
@@ -58,7 +59,7 @@ def main() -> None:
             x = torch.randn(batch, inputs, side, side)
             times, results = {}, []
             for unrolled in (False, True):
-                layer.unrolled, layer._known = unrolled, None
+                layer.unrolled = unrolled
                 if small or not unrolled:
                     times[unrolled] = least(lambda: layer(x), args.rounds)  # noqa: B023
                     results.append(layer(x))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ldlt
-from ldlt.frozen import CircularConv
+from ldlt.images.convolutions import CircularConv
 from random_graphs import ACTIVATIONS
 
 IMAGE_ACTIVATIONS = [a for a in ACTIVATIONS if a is not ldlt.activations.MaxMin]

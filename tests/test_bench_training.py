@@ -22,9 +22,9 @@ from ldlt.bench.scoring import Score, score
 from ldlt.bench.stack import Stack, flatten, margin_loss, unflatten
 from ldlt.bench.training import Folds, Net, Trainer, load, start_values
 from ldlt.bench.unit import Unit, estimate_cost, run_unit, start_seed, together
+from ldlt.engine.linalg import positive
 from ldlt.errors import OptionError
 from ldlt.program import ProgramError, record
-from ldlt.scalars import positive
 
 # -- protocol --------------------------------------------------------------------------------------------------------
 

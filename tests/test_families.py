@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, stack_module_state, vmap
 
 from ldlt import errors
-from ldlt.cayley import CayleyMap
+from ldlt.engine.linalg import CayleyMap, gram
 from ldlt.families import (
     ACTIVATIONS,
     AOL,
@@ -44,7 +44,6 @@ from ldlt.families import (
 from ldlt.families.cayley import wide_map
 from ldlt.families.layer import raise_zeros
 from ldlt.families.network import Embed
-from ldlt.gram import gram
 
 NAMES = sorted(FAMILIES)
 PLAIN = ["aol", "orthogonal", "spectral"]

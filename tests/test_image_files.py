@@ -19,7 +19,18 @@ from hypothesis import strategies as st
 
 import ldlt
 from ldlt.bench.data import ArchiveError, DatasetError, FormatError, LayoutError, UnavailableSetError
-from ldlt.images import ImageSet, Splits, cifar10, content, fashion_mnist, idx, mnist, read_batch, read_idx, read_pair
+from ldlt.bench.images import (
+    ImageSet,
+    Splits,
+    cifar10,
+    content,
+    fashion_mnist,
+    idx,
+    mnist,
+    read_batch,
+    read_idx,
+    read_pair,
+)
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 RECORD = 3073

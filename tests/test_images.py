@@ -11,10 +11,9 @@ from torch import nn
 from torch.autograd import gradcheck
 
 import ldlt
-from ldlt.circulant import CirculantWeight, RememberUnpadded
-from ldlt.frozen import CircularConv, unrolls
 from ldlt.graph import Convolution, evaluate
-from ldlt.grid import Fold, apply, cell_rows, local, operator_norm, row_norms, to_cells, transfer
+from ldlt.images.convolutions import CirculantWeight, CircularConv, RememberUnpadded, unrolls
+from ldlt.images.grids import Fold, apply, cell_rows, local, operator_norm, row_norms, to_cells, transfer
 from random_graphs import randomise
 from random_images import RandomImages, conv, dense_twin
 
@@ -458,17 +457,17 @@ def test_both_ways_to_apply_a_frozen_convolution_agree(inputs, outputs, cells):
     x = torch.randn(5, *inputs)
     found = {}
     for unrolled in (False, True):
-        layer.unrolled, layer._known = unrolled, None
+        layer.unrolled = unrolled
         with torch.no_grad():
             found[unrolled] = layer(x)
-            assert torch.equal(layer(x), found[unrolled])  # from what is kept
+            assert torch.equal(layer(x), found[unrolled])
     assert float((found[True] - found[False]).abs().max()) < 1e-5
     assert float((found[True] - layer(x)).detach().abs().max()) < 1e-5  # with gradients: in the Fourier domain
     by_hand = x.flatten(1) @ layer.matrix().mT + layer.bias.repeat_interleave(math.prod(outputs[1:]))
     assert float((found[True].flatten(1) - by_hand).detach().abs().max()) < 1e-5
 
 
-def test_what_is_kept_follows_the_kernel():
+def test_a_frozen_convolution_follows_its_kernel():
     layer = CircularConv(torch.randn(2, 2, 4, 4), (2, 4, 4), (2, 4, 4))
     assert layer.unrolled
     x = torch.randn(3, 2, 4, 4)

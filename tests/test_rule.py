@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ldlt
-from ldlt import elimination
+from ldlt.engine import rule
+from ldlt.engine.linalg import bounded
 from ldlt.families import cayley
-from ldlt.scalars import bounded
 from random_graphs import RandomGraph, randomise
 
 CONTRACTIONS = ["cholesky", "symmetric", "cayley"]
@@ -159,7 +159,7 @@ def test_converse_feasible_weights_are_reached(seed):
 
 def _smallest_share(net):
     """Smallest share of signal in any direction of a factored stack; without full rank, maps are not unique."""
-    found, factor = [1.0], elimination.factor_stack
+    found, factor = [1.0], rule.factor
 
     def spy(*args):
         frame, *rest = factor(*args)
@@ -168,7 +168,7 @@ def _smallest_share(net):
         return frame, *rest
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elimination, "factor_stack", spy)
+        patch.setattr(rule, "factor", spy)
         with torch.no_grad():
             net.explicit()
     return min(found)

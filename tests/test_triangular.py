@@ -7,8 +7,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, vmap
 
-from ldlt import triangular
-from ldlt.triangular import gram_cholesky, scale_both
+from ldlt.engine import linalg as triangular
+from ldlt.engine.linalg import gram_cholesky, scale_both
 
 
 @pytest.fixture(params=[3, 256])

@@ -48,7 +48,7 @@ def test_constant_of_the_latent_code(kind):
     encoder = Encoder()
     x = torch.randn(3, *net.input_shape)
     torch.testing.assert_close(encoder(x), net.encode(x).flatten(1).detach())
-    graph = ldlt.trace.trace(encoder, net.input_shape)
+    graph = ldlt.graph.trace.trace(encoder, net.input_shape)
     own = net.multipliers()
     names = {a.name: a.name.removeprefix("net_") for a in graph.activations}
     multipliers = {a: own[n] for a, n in names.items()}
@@ -88,7 +88,7 @@ def test_values_have_constants_or_say_why_not():
     weights, multipliers = net.explicit(), net.multipliers()
     bound = net.bound_of("_1")
     first = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
-    graph = ldlt.trace.trace(first, (3,))
+    graph = ldlt.graph.trace.trace(first, (3,))
     q = ldlt.lmi.from_graph(graph, first, weights, {"_1": bound**2 * multipliers["_1"]}, bound)
     assert abs(q.residual) < 1e-12
     with pytest.raises(ldlt.GraphError, match="not a value"):

@@ -11,6 +11,7 @@ from typing import Any
 from ldlt import activations, attack, empirical, lmi, nn, paper
 from ldlt._version import __version__
 from ldlt.certificates import Certificate, Region, certify, verify
+from ldlt.engine.network import Lipschitz, Scaled
 from ldlt.errors import (
     BoundError,
     CertificateError,
@@ -26,7 +27,6 @@ from ldlt.errors import (
     UnsupportedOpError,
 )
 from ldlt.export import Deployed, deploy, export_onnx, export_program, load, model_card, save
-from ldlt.network import Lipschitz, Scaled
 from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
 from ldlt.rounding import forward_error
 

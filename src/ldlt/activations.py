@@ -619,14 +619,21 @@ def sector(module: nn.Module, size: int | None = None) -> Sector:
         return Sector(0.0, 1.0, group)
     if _find(module, _BOUNDS) is nn.PReLU:
         assert isinstance(module.weight, Tensor)
-        weight = module.weight.flatten()
-        if size is not None and weight.numel() not in (1, size):
-            raise ShapeError(f"{type(module).__name__} has {weight.numel()} slopes, its input has {size} channels")
-        least = MIN_RELATIVE_RADIUS * weight.abs().clamp(min=1.0)
-        return Sector((1.0 + weight) / 2.0, torch.maximum((1.0 - weight).abs() / 2.0, least))
+        if size is not None and module.weight.numel() not in (1, size):
+            raise ShapeError(
+                f"{type(module).__name__} has {module.weight.numel()} slopes, its input has {size} channels"
+            )
+        return learned_sector(module.weight)
     low, high = slope_bounds(module)
     scale = max(abs(low), abs(high)) or 1.0  # a constant has slopes 0 only; any radius will do
     return Sector((high + low) / 2.0, max((high - low) / 2.0, MIN_RELATIVE_RADIUS * scale))
+
+
+def learned_sector(weight: Tensor) -> Sector:
+    """Return the sector of slopes 1 and ``weight``, one per channel: that of :class:`torch.nn.PReLU`."""
+    weight = weight.flatten()
+    least = MIN_RELATIVE_RADIUS * weight.abs().clamp(min=1.0)
+    return Sector((1.0 + weight) / 2.0, torch.maximum((1.0 - weight).abs() / 2.0, least))
 
 
 def spread(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -666,8 +673,8 @@ def mixed(module: nn.Module, shape: tuple[int, ...]) -> Tensor | None:
         dim = module.dim
         if not isinstance(dim, int) or not -len(shape) <= dim <= len(shape) or dim == 0:
             raise SlopeError(f"Softmax(dim={dim!r}) must act along a dimension behind the batch; name it")
-        dim = dim - 1 if dim > 0 else dim
-        labels = labels.index_select(dim, torch.zeros(shape[dim], dtype=torch.long))
+        axis = dim - 1 if dim > 0 else dim
+        labels = labels.index_select(axis, torch.zeros(shape[axis], dtype=torch.long))
     elif joint is WindowSort:
         window = module.window
         assert isinstance(window, tuple)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ldlt import attack, lmi
 from ldlt import nn as networks
 from ldlt.bench.data import Embedded
-from ldlt.network import Lipschitz
+from ldlt.engine.network import Lipschitz
 from ldlt.radius import certified_accuracy
 
 __all__ = ["RADII", "Outcome", "format_outcomes", "run"]

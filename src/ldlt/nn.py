@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ldlt.engine.network import Lipschitz
 from ldlt.errors import OptionError, ShapeError
-from ldlt.network import Lipschitz
 
 __all__ = [
     "ConvResNet",
@@ -69,6 +69,8 @@ class Standardise(nn.Module):
         tensor([[ 1., -1.]])
     """
 
+    ldlt_standardise = True  # see ldlt.graph.direct
+
     mean: Tensor
     scale: Tensor
 
@@ -89,6 +91,8 @@ class Standardise(nn.Module):
 
 class _Skip(nn.Module):
     """``A x + B w_n`` with ``w_j = σ(C_j w_{j−1} + b_j)``, ``w_0 = x``."""
+
+    ldlt_composed = True  # of layers and sums alone: see ldlt.graph.direct
 
     def __init__(self, sizes: Sequence[int], activation: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -192,6 +196,8 @@ def _image_shape(shape: Sequence[int], halvings: int) -> tuple[int, ...]:
 class _UNet(nn.Module):
     """``w_i = σ(C_i w_{i−1})``, ``w_{d+j} = σ(C_1 w_{d−j} + C_2 w_{d+j−1})``, ``y = B w_{2d−1}``; see :class:`UNet`."""
 
+    ldlt_composed = True  # of layers and sums alone: see ldlt.graph.direct
+
     def __init__(
         self,
         inputs: int | Sequence[int],
@@ -216,7 +222,6 @@ class _UNet(nn.Module):
         for i, o in pairwise(widths):
             self.down.append(nn.Linear(i, o) if dense else _circular(i, o, dims, stride=2))
         self.encode_activations = nn.ModuleList([_make(activation) for _ in widths])
-        self.latent = nn.Identity()
         self.skips, self.up = nn.ModuleList(), nn.ModuleList()
         for o, i in pairwise(widths):
             self.skips.append(flat(o, o))
@@ -233,7 +238,6 @@ class _UNet(nn.Module):
         for layer, activation in zip(self.down, self.encode_activations, strict=True):
             x = activation(layer(x))
             found.append(x)
-        found[-1] = self.latent(found[-1])
         return found
 
     def forward(self, x: Tensor) -> Tensor:
@@ -319,11 +323,13 @@ class UNet(Lipschitz):
     @property
     def latent_bound(self) -> float:
         """The certified Lipschitz constant of the latent code."""
-        return self.bound_of("latent")
+        return self.bound_of(f"encode_activations_{len(self.module.down) - 1}")  # type: ignore[arg-type]
 
 
 class _ConvResNet(nn.Module):
     """Stages of residual blocks ``h ← h + B σ(C h)`` on images, halved between them, and a dense head."""
+
+    ldlt_composed = True  # of layers and sums alone: see ldlt.graph.direct
 
     def __init__(
         self,

@@ -50,11 +50,11 @@ from ldlt.certificates.definite import is_semidefinite
 from ldlt.certificates.enclosed import precisions, readings
 from ldlt.certificates.linear import Maps
 from ldlt.certificates.sectors import Slopes
+from ldlt.engine.network import Lipschitz
 from ldlt.errors import GraphError, OptionError, ShapeError
 from ldlt.evaluation import evaluating
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
 from ldlt.graph.trace import trace
-from ldlt.network import Lipschitz
 
 __all__ = ["ACCURACY", "forward_error"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ldlt.contraction import CONTRACTIONS
+from ldlt.engine.contraction import CONTRACTIONS
 from ldlt.errors import OptionError
 
 __all__ = ["AS_PRINTED", "FAMILIES", "STUDY_FAMILIES", "Family", "canonical", "find_family"]

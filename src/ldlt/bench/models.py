@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ldlt.bench.family import AS_PRINTED, Family, find_family
 from ldlt.bench.protocol import Start
+from ldlt.engine.network import Lipschitz
 from ldlt.families import FamilyNetwork
-from ldlt.network import Lipschitz
 from ldlt.nn import FeedForward, Residual
 from ldlt.paper import AsPrintedResidual, AsPrintedWarning
 

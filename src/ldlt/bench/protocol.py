@@ -72,10 +72,10 @@ class Start:
         growth: α is multiplied by ``(width / 64)^growth``. A step of AdamW with step size η changes a w × w matrix by
             a norm of up to ``ηw``, so with ``growth = 2`` networks of all widths move equally far, in units of √α.
         contraction: Contraction of the networks, unless the family names one.
-        init: See :mod:`ldlt.initialise`.
+        init: See :mod:`ldlt.engine.start`.
         gain: Norm of the free matrices at the start, in units of ``√α``; for ``cayley`` see
-            :meth:`ldlt.contraction.Cayley.free_gain`.
-        placing: Means of the pre-activations at the start; see :mod:`ldlt.initialise`.
+            :meth:`ldlt.engine.contraction.Cayley.free_gain`.
+        placing: Means of the pre-activations at the start; see :mod:`ldlt.engine.start`.
         bias_scale: Biases are stored divided by this number, so that a step moves them by that much more.
     """
 

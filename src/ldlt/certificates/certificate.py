@@ -37,9 +37,9 @@ from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.certificates.local import ranges
 from ldlt.certificates.proof import prove, prove_gram, prove_smallest
 from ldlt.certificates.region import Region
+from ldlt.engine.network import Lipschitz
 from ldlt.errors import CertificateError, LdltError
 from ldlt.graph import Graph
-from ldlt.network import Lipschitz
 from ldlt.onnx.reader import read_onnx
 
 __all__ = [

@@ -20,10 +20,10 @@ from ldlt.certificates.problem import Problem
 from ldlt.certificates.proof import LARGEST
 from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
+from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.graph import Convolution, Graph, Wire
 from ldlt.graph.operations import TABLE
-from ldlt.network import Lipschitz, sample_shape
 from ldlt.onnx.reader import read_onnx
 
 __all__ = ["METHODS", "certify"]

@@ -46,7 +46,8 @@ def fingerprint(graph: Graph, module: nn.Module) -> str:
         if isinstance(node, Affine):
             put(node.weight, node.bias)
             if isinstance(node, Convolution):
-                put(node.kernel, type(node.spec).__name__, dataclasses.astuple(node.spec))
+                spec: Any = node.spec
+                put(node.kernel, type(spec).__name__, dataclasses.astuple(spec))
         elif isinstance(node, Wire):
             put(node.role, node.scales)
             if node.role != "order":  # a reshape is fixed by its shape; how it is written does not matter

@@ -30,10 +30,11 @@ from torch import Tensor, nn
 
 from ldlt import activations
 from ldlt.certificates.enclosed import doubles
-from ldlt.convolution import FrozenSpec, Spec
 from ldlt.errors import UnsupportedOpError
 from ldlt.graph import Activation, Affine, Convolution, Graph, Input, Tensors, Wire, fold, index_map, resolve
-from ldlt.grid import transfer
+from ldlt.graph.convolution import Spec
+from ldlt.images.convolutions import FrozenSpec
+from ldlt.images.grids import transfer
 
 __all__ = ["layer_norms"]
 
@@ -93,6 +94,7 @@ class _Norms:
             return parent * _spectral(node.matrix(weight, self.graph))
         if isinstance(node.spec, FrozenSpec):
             return parent * float(torch.linalg.matrix_norm(transfer(weight, tuple(weight.shape[2:])), 2).max())
+        assert isinstance(node.spec, Spec)
         return parent * _convolution(node.spec, weight, self.graph[node.parents[0]].shape, node.shape)
 
     def activation(self, node: Activation, parent: float) -> float:

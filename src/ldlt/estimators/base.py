@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from ldlt.activations import MaxMin
 from ldlt.certificates import Certificate
+from ldlt.engine.network import Lipschitz
 from ldlt.errors import BoundError, OptionError
 from ldlt.estimators.certification import certificate_of
 from ldlt.estimators.fitting import AdamW, Batches, Epoch, RowLoss, Trainer
 from ldlt.estimators.rows import Array, Rows, merge
 from ldlt.estimators.scaling import location_and_scale
-from ldlt.network import Lipschitz
 from ldlt.nn import FeedForward, Residual, Standardise
 from ldlt.rounding import forward_error
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ldlt.adamw import adamw
-from ldlt.network import Lipschitz
+from ldlt.engine.network import Lipschitz
 from ldlt.program import ProgramError, record
 
 __all__ = ["AdamW", "Batches", "Epoch", "History", "Trainer"]

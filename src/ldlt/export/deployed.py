@@ -20,11 +20,11 @@ from ldlt.certificates.ball import multiply_up, product_up
 from ldlt.certificates.certificate import Certificate, issue, issue_built, verify
 from ldlt.certificates.certifier import certify
 from ldlt.certificates.fingerprint import fingerprint, traced
+from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import CertificateError, GraphError, OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference
 from ldlt.export.encoding import members, typed
 from ldlt.export.program import program_of
-from ldlt.network import Lipschitz, sample_shape
 from ldlt.radius import certified_radius
 from ldlt.rounding import forward_error
 

@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_iter
 from ldlt import activations
 from ldlt.errors import GraphError, LdltError, SavedModelError
 from ldlt.export.program import POOLS, Program
-from ldlt.frozen import CircularConv
 from ldlt.graph.nodes import BATCH, Activation, Attr, Input, Node, Ref, Wire, attributes, resolve
 from ldlt.graph.operations import TABLE
+from ldlt.images.convolutions import CircularConv
 
 __all__ = ["LARGEST_VALUE", "LAYERS", "decode", "encode"]
 

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ldlt import grid
 from ldlt.activations import GroupSort, MaxMin
-from ldlt.convolution import FrozenSpec
 from ldlt.export.program import Program, Writer
+from ldlt.graph.convolution import Spec
 from ldlt.graph.nodes import Activation, Convolution, Graph, Node, Wire
+from ldlt.images import grids
+from ldlt.images.convolutions import FrozenSpec
 
 __all__ = ["LARGEST_MATRIX", "portable"]
 
@@ -53,6 +54,7 @@ class _Portable(Writer):
             return self.layer(_Matrix(node.matrix(weight, self.graph), bias, node.shape), node)
         if isinstance(node.spec, FrozenSpec):
             return self.layer(_Direct(node.spec, weight, bias), node)
+        assert isinstance(node.spec, Spec)
         if node.spec.mode != "circular":
             return super().convolution(node)
         # F.pad is a node that few readers know in this mode.
@@ -90,7 +92,7 @@ class _Around(nn.Module):
 
 
 class _Direct(nn.Module):
-    r"""A :class:`~ldlt.frozen.CircularConv` as a convolution of the image that is continued in front.
+    r"""A :class:`~ldlt.images.convolutions.CircularConv` as a convolution of the image that is continued in front.
 
     With g cells along an axis, ``y[i] = Σ_d K[d] x[i − d mod g] = Σ_t K[g − 1 − t] x̃[i + t]`` for the image x̃ of 2g − 1
     cells that is x with its last g − 1 cells in front.
@@ -108,8 +110,8 @@ class _Direct(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolved images."""
-        x = self.around(grid.to_cells(x, self.cells))
-        y = grid.from_cells(_CONV[len(self.cells)](x, self.weight), self.outputs)
+        x = self.around(grids.to_cells(x, self.cells))
+        y = grids.from_cells(_CONV[len(self.cells)](x, self.weight), self.outputs)
         return y if self.bias is None else y + self.bias
 
 

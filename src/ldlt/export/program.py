@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.activations import WindowSort
-from ldlt.convolution import FrozenSpec, Spec
 from ldlt.errors import GraphError
 from ldlt.evaluation import evaluating, reference
-from ldlt.frozen import CircularConv
+from ldlt.graph.convolution import Spec
 from ldlt.graph.fold import Forward, visit
 from ldlt.graph.nodes import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire, lookup
+from ldlt.images.convolutions import CircularConv, FrozenSpec
 
 __all__ = ["POOLS", "Program", "Writer", "program_of"]
 
@@ -142,6 +142,7 @@ class Writer:
         if isinstance(node.spec, FrozenSpec):
             bias = None if node.bias is None else self.read(node.bias)
             return self.layer(CircularConv(self.read(node.weight), node.spec.inputs, node.spec.outputs, bias), node)
+        assert isinstance(node.spec, Spec)
         source = None
         if node.spec.mode != "zeros":
             source = self.operation(node, "aten.pad.default", Ref(0), list(node.spec.border), node.spec.mode)

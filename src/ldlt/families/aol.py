@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ldlt.engine.linalg import gram
 from ldlt.families.layer import Explicit, Layer, raise_zeros, uniform
-from ldlt.gram import gram
 
 __all__ = ["AOL", "aol"]
 

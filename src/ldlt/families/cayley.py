@@ -1,11 +1,11 @@
-"""Layers of orthonormal rows from the Cayley transform (:mod:`ldlt.cayley`), for dense real matrices."""
+"""Layers of orthonormal rows from the Cayley transform (:mod:`ldlt.engine.linalg`), for dense real matrices."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ldlt.cayley import CayleyMap, cayley
+from ldlt.engine.linalg import CayleyMap, cayley
 from ldlt.families.layer import raise_zeros
 
 __all__ = ["cayley", "cayley_rows", "wide_map", "with_norm"]

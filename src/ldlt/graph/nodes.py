@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ldlt.convolution import FrozenSpec, Spec
+from ldlt.graph.convolution import Kernel
 
 __all__ = [
     "BATCH",
@@ -252,7 +252,7 @@ class Convolution(Affine):
         kernel: Size of its kernel.
     """
 
-    spec: Spec | FrozenSpec = field(kw_only=True)
+    spec: Kernel = field(kw_only=True)
     kernel: tuple[int, ...] = ()
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: D102

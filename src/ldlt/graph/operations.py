@@ -16,8 +16,8 @@ import torch
 from torch import fx, nn
 
 from ldlt import activations
-from ldlt.convolution import Spec
 from ldlt.errors import LdltError, OptionError, UnsupportedOpError
+from ldlt.graph.convolution import Spec
 from ldlt.graph.nodes import BATCH, Activation, Affine, Attr, Constant, Convolution, Ref, Wire
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 The module is exported with a dynamic batch and decomposed to ATen operations: what is read is what it *computes*,
 hooks, subclasses, parametrisations and overwritten tensors included. Each operation then enters the graph by its rule
 in :mod:`ldlt.graph.operations`; one without a rule ends in :class:`~ldlt.errors.UnsupportedOpError`. The size of the
-batch may appear in shapes and nowhere else. Training and evaluation are both looked at, and must compute the same function up
-to dropout.
+batch may appear in shapes and nowhere else. Training and evaluation are both looked at, and must compute the same
+function up to dropout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from torch.overrides import TorchFunctionMode
 from ldlt import activations
 from ldlt.errors import GraphError, LdltError, ShapeError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
-from ldlt.frozen import CircularConv
 from ldlt.graph.fold import evaluate
 from ldlt.graph.nodes import (
     BATCH,
@@ -47,7 +46,7 @@ from ldlt.graph.nodes import (
 )
 from ldlt.graph.operations import TABLE
 
-__all__ = ["Reader", "hooks_of", "trace"]
+__all__ = ["Reader", "check_graph", "hooks_of", "require_finite", "trace"]
 
 _DROPOUT = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity,
@@ -156,8 +155,8 @@ def _opaque(module: nn.Module) -> Iterator[dict[str, nn.Module]]:
                 continue
             if _plain(layer, _DROPOUT):
                 swap(layer, lambda x: x)
-            elif isinstance(layer, CircularConv) and _plain(layer, (CircularConv,)):
-                swap(layer, partial(_run_frozen, path=path, shape=list(layer.outputs)))
+            elif _plain(layer, tuple(k for k in type(layer).__mro__ if "ldlt_frozen" in k.__dict__)):
+                swap(layer, partial(_run_frozen, path=path, shape=list(cast(Any, layer).outputs)))
             elif activations.is_activation(layer):
                 swap(layer, partial(_run_activation, path=path))
         with _Known() as known:
@@ -411,9 +410,10 @@ class Reader:
         """A layer that was exported as one operation."""
         source, path = node.args[:2]
         if node.target is torch.ops.ldlt.frozen.default:
-            layer = cast(CircularConv, lookup(self.module, str(path)))
+            layer = lookup(self.module, str(path))
             bias = None if layer.bias is None else f"{path}.bias"
-            own: dict[str, Any] = {"spec": layer.spec, "kernel": layer.cells, "weight": f"{path}.weight", "bias": bias}
+            own: dict[str, Any] = {"spec": layer.ldlt_frozen, "weight": f"{path}.weight", "bias": bias}
+            own["kernel"] = tuple(layer.weight.shape[2:])
             self.add(node, Convolution(self.label(node), self.shape(node), (self.name(source),), **own))
         elif str(path) in self.made:
             self.activation(node, source, module=self.made[str(path)])
@@ -664,7 +664,8 @@ class Reader:
         same = wire.features == parent.features and bool(
             (index_map(self.nodes, wire, self._tensors) == torch.arange(parent.features)).all()
         )
-        return Wire(**{**wire.__dict__, "role": "order"}) if same else wire
+        args = (Ref(0), [BATCH, *wire.shape])  # however it is written
+        return Wire(wire.name, wire.shape, wire.parents, "aten.view.default", args, role="order") if same else wire
 
     def split(
         self, node: fx.Node, fixed: Sequence[int] = (), numbers: Sequence[int] = (), role: str = "linear"
@@ -820,6 +821,16 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
             "the module computes another function in training than in evaluation (besides dropout and batch "
             "normalisation); it must not depend on self.training"
         )
+    check_graph(module, graph)
+    return graph
+
+
+def check_graph(module: nn.Module, graph: Graph) -> None:
+    """Refuse a graph that does not suit the engine, or is not what the module computes.
+
+    Raises:
+        GraphError: With the reason.
+    """
     _require_images(graph)
     tensors = graph.tensors(module)
     for path in graph.constants:
@@ -827,7 +838,6 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise GraphError(f"the constant '{path[1:]}' has entries that are not finite; no bound holds for them")
     _check(module, graph)
-    return graph
 
 
 def _alike(a: Graph, b: Graph) -> bool:
@@ -904,7 +914,7 @@ def _check(module: nn.Module, graph: Graph) -> None:
                     apart = torch.cat([twin(x[i : i + 1].clone()) for i in range(len(x))])
                 expected = evaluate(graph, twin, x.clone())
                 strewn = expected
-                with contextlib.suppress(RuntimeError):  # a view of its input, which that may not have
+                with contextlib.suppress(RuntimeError), _Known(functions=False):  # a view that such an input has not
                     strewn = twin(x.movedim(0, -1).contiguous().movedim(-1, 0))
             except LdltError:
                 raise

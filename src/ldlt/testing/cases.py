@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import ldlt
 from ldlt import activations
-from ldlt.contraction import CONTRACTIONS, get_contraction
+from ldlt.engine.contraction import CONTRACTIONS
 from ldlt.graph import evaluate
 from ldlt.graph.trace import trace
 from ldlt.testing.check import check_module
@@ -61,9 +61,9 @@ class Case:
 class NetworkCase(Case):
     """A module and what becomes of it.
 
-    Shown: the graph computes what the module does; in both precisions and at all hostile kinds of parameters the network
-    keeps its bounds, stays finite, gives every parameter a gradient, satisfies the inequality and the reference, and is
-    the same frozen as live.
+    Shown: the graph computes what the module does; in both precisions and at all hostile kinds of parameters the
+    network keeps its bounds, stays finite, gives every parameter a gradient, satisfies the inequality and the
+    reference, and is the same frozen as live.
 
     Attributes:
         make: Makes the module, in float32.
@@ -211,7 +211,7 @@ class ContractionCase(Case):
 
     def check(self) -> None:  # noqa: D102
         generator = torch.Generator().manual_seed(0)
-        contraction = get_contraction(self.name, torch.finfo(torch.float64).eps)
+        contraction = CONTRACTIONS[self.name](torch.finfo(torch.float64).eps)
         for rows, columns in ((3, 3), (2, 5), (5, 2), (1, 1)):
             for scale in (0.1, 1.0, 30.0):
                 weight = scale * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
@@ -233,8 +233,10 @@ def _activations() -> list[Case]:
     built: list[Case] = []
     for kind in activations.ELEMENTWISE:
         options: dict[str, Any] = {
-            nn.Hardshrink: {"lambd": 0.0}, nn.Threshold: {"threshold": 0.3, "value": 0.3}, activations.Clamp: {"min": -1.0},
-        }.get(kind, {})  # type: ignore[call-overload] # fmt: skip
+            nn.Hardshrink: {"lambd": 0.0},
+            nn.Threshold: {"threshold": 0.3, "value": 0.3},
+            activations.Clamp: {"min": -1.0},
+        }.get(kind, {})  # type: ignore[call-overload]
         built.append(ActivationCase(kind.__name__, lambda k=kind, o=options: k(**o)))  # type: ignore[misc]
     return built + joint
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ldlt.precision import full_precision
+from ldlt.engine.linalg import full_precision
 
 __all__ = ["FactoredWeight"]
 
@@ -19,8 +19,7 @@ class FactoredWeight(Tensor):
     """A matrix (n, k) that ``F.linear`` applies factor by factor, and everything else sees multiplied out.
 
     When a batch has fewer samples than the layer has neurons, solving with ``F`` for the batch is less work than
-    forming the matrix. The user's own forward function does not notice: its ``Linear`` layers get this instead of a
-    plain weight.
+    forming the matrix. The user's own ``Linear`` layers get this instead of a plain weight.
 
     Args:
         shape: (n, k).
@@ -30,7 +29,7 @@ class FactoredWeight(Tensor):
         rows: Scaling of the rows (n,).
     """
 
-    solver: Callable[[Tensor], Tensor]
+    divide_by: Callable[[Tensor], Tensor]
     product: Callable[[Tensor], Tensor]
     dense: Callable[[], Tensor]
     rows: Tensor
@@ -46,7 +45,7 @@ class FactoredWeight(Tensor):
         self: FactoredWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, shape, dtype=rows.dtype, device=rows.device, requires_grad=False
         )
-        self.solver, self.product, self.dense, self.rows = divide, product, dense, rows
+        self.divide_by, self.product, self.dense, self.rows = divide, product, dense, rows
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -60,11 +59,8 @@ class FactoredWeight(Tensor):
     def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x F^{-*} U^* diag(rows) + bias`` for x (batch, k), in the precision of the weight."""
         with full_precision(self.rows):
-            return self._apply(x.to(self.rows.dtype), bias)
-
-    def _apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        y = self.product(self.solver(x.mT).mT)
-        return y * self.rows if bias is None else torch.addcmul(bias, y, self.rows)
+            y = self.product(self.divide_by(x.to(self.rows.dtype).mT).mT)
+            return y * self.rows if bias is None else torch.addcmul(bias, y, self.rows)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -77,8 +73,7 @@ class FactoredWeight(Tensor):
         if getattr(func, "__name__", "") in ("__get__", "size", "dim", "stride", "is_floating_point"):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **options)
-        plain = tree_map(lambda a: a.multiplied_out() if isinstance(a, FactoredWeight) else a, (tuple(args), options))
-        return func(*plain[0], **plain[1])
+        return cls.__torch_dispatch__(func, types, args, options)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

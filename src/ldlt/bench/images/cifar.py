@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldlt.bench.data.errors import ArchiveError, FormatError, LayoutError, UnavailableSetError
-from ldlt.images.content import LARGEST, Bounded, chosen_path, opened
-from ldlt.images.image_set import ImageSet, Splits
+from ldlt.bench.images.content import LARGEST, Bounded, chosen_path, opened
+from ldlt.bench.images.image_set import ImageSet, Splits
 
 __all__ = ["CIFAR10", "cifar10", "read_batch"]
 

@@ -6,19 +6,14 @@ explicit hidden maps are orthogonal times
 .. math:: \frac1r \sqrt{\frac{u^2 (1 - u^2)}{1 - (1 - ρ^2) u^2}} \;\le\; \frac{1}{r (1 + |ρ|)} = \frac1L ,
 
 with equality for ``s² = 1/|ρ|``: 1 for slopes [0, 1], and without limit for a joint nonlinearity (ρ = 0), where ``s²
-= 2n`` loses a fifth of the signal over the whole depth ``n``. That is the default; ``gain`` multiplies it.
+= 2n`` loses a fifth of the signal over the whole depth ``n``. ``gain`` multiplies it. With ``k`` activations whose
+input stays live beside them (residual blocks) ``s²`` is divided by ``k``, so that the stack inflates by a constant; so
+are the maps that no activation normalises.
 
-An activation whose input stays live beside it (a residual block) inflates what it has read by ``1 + s²``. With ``k``
-such activations ``s²`` is divided by ``k``, so that the whole stack inflates by a constant; so are the maps that no
-activation normalises (the last map of a residual branch).
-
-**Biases.** A ReLU that is half off loses half of its signal, and no weight within the bound can make up for that:
-with zero biases the signal of a feed-forward net decays like :math:`2^{-n/2}`. The default therefore places the
-pre-activations. On standard normal inputs it puts the mean of each neuron at the point nearest to zero where the mean
-squared slope of the activation is ``1 − 1/(2n)`` of the best there is: half of the signal then reaches the end at any
-depth. For tanh this point is zero, for ReLU a positive number that grows slowly with the depth. Inputs should be
-standardised for this to be the right place. ``placing`` multiplies the mean: what is gained in signal is lost in
-nonlinearity, and a network that begins too linear may stay so.
+**Biases.** With zero biases the signal of a ReLU network decays like :math:`2^{-n/2}`. On standard normal inputs the
+default puts the mean of each pre-activation at the point nearest to zero where the mean squared slope is ``1 − 1/(2n)``
+of the best there is: half of the signal then reaches the end at any depth. ``placing`` multiplies the mean: what is
+gained in signal is lost in nonlinearity.
 """
 
 from __future__ import annotations
@@ -32,14 +27,14 @@ import torch
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.convolution import Spec
+from ldlt.engine.plan import Group, Plan
 from ldlt.errors import OptionError
 from ldlt.graph import Activation, Affine, Convolution, Graph, lookup
+from ldlt.graph.convolution import Spec
 from ldlt.graph.fold import Forward, visit
 
 if TYPE_CHECKING:
-    from ldlt.network import Lipschitz
-    from ldlt.plan import Group, Plan
+    from ldlt.engine.network import Lipschitz
 
 __all__ = ["INITS", "initialise"]
 
@@ -75,24 +70,22 @@ def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
     for affine in net.graph.affines:
         if affine.name not in net.plan.normalised:
             _start(affine, net.module.get_parameter(affine.weight), shrink)
-    for group in [*net.plan.groups.values(), net.plan.output]:
+    for group in net.plan.all_groups:
         part = net._blueprint.head if group.is_output else net._blueprint.contraction
         best = 1.0 if group.is_output else _best_gain(net, group, depth)
         if group.name in residual:
             best *= shrink
         for term in group.terms:
-            weight = net.module.get_parameter(net.plan.weights[term.affine])
-            size = part.free_gain(gain * best, alpha) / math.sqrt(len(group.terms))
             node = net.graph[term.affine]
+            assert isinstance(node, Affine)
+            weight = net.module.get_parameter(node.weight)
+            size = part.free_gain(gain * best, alpha) / math.sqrt(len(group.terms))
             if isinstance(node, Convolution):
                 _start(node, weight, size)
                 continue
             start = torch.empty(group.size, weight.shape[1], dtype=weight.dtype, device=weight.device)
             nn.init.orthogonal_(start, size)
-            if term.rows is None:
-                weight.copy_(start)
-            else:
-                weight[list(term.rows)] = start
+            weight[slice(None) if term.rows is None else list(term.rows)] = start
 
 
 def _start(affine: Affine, weight: Tensor, size: float) -> None:
@@ -117,11 +110,7 @@ def _start(affine: Affine, weight: Tensor, size: float) -> None:
 
 def _residual(plan: Plan) -> set[str]:
     """Groups with a free map one of whose parents is still read after them."""
-    found = set()
-    for step in plan.steps:
-        if step.group is not None and any(m in step.live for t in plan.groups[step.group].terms for m in t.members):
-            found.add(step.group)
-    return found
+    return {s.group for s in plan.steps if s.group is not None and set(plan.groups[s.group].members) & set(s.live)}
 
 
 def _best_gain(net: Lipschitz, group: Group, depth: int) -> float:
@@ -156,67 +145,49 @@ def _place_for(module: nn.Module, spread: float, depth: int) -> float:
     return float(means[good][np.abs(means[good]).argmin()])
 
 
-class _Placer:
-    """Runs the graph and moves the biases of each activation's input when it is reached."""
-
-    def __init__(self, net: Lipschitz, placing: float) -> None:
-        self.net, self.placing = net, placing
-        self.groups: dict[str, list[Group]] = {}
-        for group in net.plan.groups.values():
-            self.groups.setdefault(group.node, []).append(group)
-        self.depth = depth_of(net.graph)
-
-    def run(self, x: Tensor) -> None:
-        graph, explicit = self.net.graph, self.net.explicit()
-        tensors = graph.tensors(lambda path: explicit[path] if path in explicit else lookup(self.net.module, path))
-        forward = Forward(self.net.module, tensors, x)
-        values: dict[str, Tensor] = {}
-        for node in graph.nodes:
-            if node.name in self.groups:
-                (source,) = node.parents
-                flat = values[source].flatten(1).clone()  # (samples, features)
-                for group in self.groups[node.name]:
-                    self._shift(group, flat)
-                values[source] = flat.reshape(values[source].shape)
-            values[node.name] = visit(node, [values[p] for p in node.parents], forward)
-
-    def _shift(self, group: Group, flat: Tensor) -> None:
-        node = self.net.graph[group.node]
-        assert isinstance(node, Activation)
-        graph = self.net.graph
-        for term in group.terms:
-            bias = graph[term.affine].bias  # type: ignore[attr-defined]
-            if bias is None:
-                continue
-            rows = slice(None) if group.rows is None else list(group.rows)
-            v = flat[:, rows]
-            wanted = self.placing * _place_for(node.resolve(self.net.module), float(v.std(0).mean()), self.depth)
-            delta = wanted - v.mean(0)
-            affine = graph[term.affine]
-            where = slice(None) if term.rows is None else list(term.rows)
-            if isinstance(affine, Convolution):  # one bias for all pixels of a channel
-                shift = delta.new_zeros(affine.features)
-                count = shift.clone()
-                shift[where] = delta
-                count[where] = 1
-                pixels = math.prod(affine.shape[1:])
-                per_channel = shift.reshape(-1, pixels).sum(1) / count.reshape(-1, pixels).sum(1).clamp_min(1)
-                delta = per_channel.repeat_interleave(pixels)[where]
-                step = per_channel / term.scale
-                where = slice(None)
-            else:
-                step = delta / term.scale
-            flat[:, rows] = v + delta
-            parameter = self.net.module.get_parameter(bias)
-            parameter[where] += step.to(parameter)
-            return
-
-
 @torch.no_grad()
 def _place(net: Lipschitz, placing: float) -> None:
-    like = next(p for p in net.module.parameters() if p.is_floating_point())
-    for affine in net.graph.affines:
+    """Run the graph, and move the biases of each activation's input when it is reached."""
+    graph, module = net.graph, net.module
+    like = next(p for p in module.parameters() if p.is_floating_point())
+    for affine in graph.affines:
         if affine.bias is not None:
-            net.module.get_parameter(affine.bias).zero_()
-    x = torch.randn(_PROBE, *net.input_shape, dtype=like.dtype, device=like.device)
-    _Placer(net, placing).run(x)
+            module.get_parameter(affine.bias).zero_()
+    explicit, depth = net.explicit(), depth_of(graph)
+    tensors = graph.tensors(lambda path: explicit[path] if path in explicit else lookup(module, path))
+    forward = Forward(module, tensors, torch.randn(_PROBE, *net.input_shape, dtype=like.dtype, device=like.device))
+    values: dict[str, Tensor] = {}
+    for node in graph.nodes:
+        if isinstance(node, Activation):
+            (source,) = node.parents
+            flat = values[source].flatten(1).clone()  # (samples, features)
+            for group in net.plan.groups.values():
+                if group.node == node.name:
+                    _shift(net, group, node, flat, placing, depth)
+            values[source] = flat.reshape(values[source].shape)
+        values[node.name] = visit(node, [values[p] for p in node.parents], forward)
+
+
+def _shift(net: Lipschitz, group: Group, node: Activation, flat: Tensor, placing: float, depth: int) -> None:
+    """Move the first bias of a group, and what it adds to (samples, features)."""
+    for term in group.terms:
+        affine = net.graph[term.affine]
+        if not isinstance(affine, Affine) or affine.bias is None:
+            continue
+        rows = slice(None) if group.rows is None else list(group.rows)
+        v = flat[:, rows]
+        delta = placing * _place_for(node.resolve(net.module), float(v.std(0).mean()), depth) - v.mean(0)
+        where = slice(None) if term.rows is None else list(term.rows)
+        step = delta
+        if isinstance(affine, Convolution):  # one bias for all pixels of a channel
+            shift = delta.new_zeros(affine.features)
+            count = shift.clone()
+            shift[where], count[where] = delta, 1
+            pixels = math.prod(affine.shape[1:])
+            step = shift.reshape(-1, pixels).sum(1) / count.reshape(-1, pixels).sum(1).clamp_min(1)
+            delta = step.repeat_interleave(pixels)[where]
+            where = slice(None)
+        flat[:, rows] = v + delta
+        parameter = net.module.get_parameter(affine.bias)
+        parameter[where] += (step / term.scale).to(parameter)
+        return

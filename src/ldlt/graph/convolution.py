@@ -1,28 +1,59 @@
-r"""Convolutions as free maps: what a layer computes, and its transfer function on a grid.
+"""Convolutions as linear maps of their weight: the arguments of a layer, what it computes, what it commutes with.
 
-Every convolution of PyTorch, strided, dilated, grouped or transposed, is linear in its taps. On a grid that it commutes
-with (``ldlt.grid``) its transfer function is therefore
-
-.. math:: T(k)_{(o, p), (i, p')} = \sum_t W_{o i t}\, E_t(k)_{p p'} ,
-
-with ``o``, ``i`` channels, ``p``, ``p'`` pixels of a cell and ``E_t`` the response of tap ``t`` alone. ``E`` is found
-once by running the layer's own operation on unit impulses; the transfer function is then one small matrix product.
+A *grid of cells* ``(g_1, g_2)`` divides an image into cells of equal size; ``natural`` is that of its pixels. Signals
+on it are in :mod:`ldlt.images.grids`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ldlt.errors import GraphError
-from ldlt.grid import Cells, Fold, apply, from_cells, impulses, meet, natural, phases, to_cells, transfer
 
-__all__ = ["FrozenSpec", "Spec", "Taps", "commutes"]
+__all__ = ["Cells", "Kernel", "Spec", "commutes", "meet", "natural"]
+
+Cells = tuple[int, ...] | None
+"""Number of cells along each dimension; None for a single cell."""
+
+
+def natural(shape: tuple[int, ...]) -> Cells:
+    """The finest grid of a tensor of that shape: its pixels, or one cell for a vector."""
+    return _grid(shape[1:])
+
+
+def _grid(cells: tuple[int, ...]) -> Cells:
+    return cells if math.prod(cells) > 1 else None
+
+
+def meet(first: Cells, second: Cells) -> Cells:
+    """The finest grid that is coarser than both."""
+    if first is None or second is None or len(first) != len(second):
+        return None
+    return _grid(tuple(math.gcd(a, b) for a, b in zip(first, second, strict=True)))
+
+
+class Kernel(Protocol):
+    """What a convolution node knows of its layer: :class:`Spec`, or that of a frozen one.
+
+    A frozen layer announces itself by an attribute ``ldlt_frozen`` that gives this; its class has its ``forward``, an
+    attribute ``outputs`` (the shape it makes), and a ``weight`` and ``bias``.
+    """
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What the layer computes for x (batch, c_in, *spatial)."""
+
+    def unrolled(self, weight: Tensor, inputs: tuple[int, ...], exact: bool = False) -> Tensor:
+        """The matrix (features of the output, features of the input)."""
+
+    def cells(self, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Cells:
+        """The grid it lives on."""
+
 
 _RUN: dict[tuple[int, bool], Any] = {
     (1, False): F.conv1d,
@@ -148,37 +179,6 @@ class Spec:
         return grid if commutes(lambda x: self.run(x, weight, groups=1), grid, [(1, *inputs[1:])]) else None
 
 
-@dataclass(frozen=True)
-class FrozenSpec:
-    """A frozen convolution (``ldlt.frozen``): its weight is the kernel ``K`` (m_out, m_in, *cells).
-
-    Attributes:
-        inputs: Shape (c_in, *spatial).
-        outputs: Shape (c_out, *spatial).
-    """
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What the layer computes for x (batch, c_in, *spatial)."""
-        grid = tuple(weight.shape[2:])
-        cells = grid if math.prod(grid) > 1 else None
-        y = apply(transfer(weight, cells).contiguous(), x, cells, self.outputs)
-        return y if bias is None else y + bias.reshape(-1, *(1,) * len(grid))
-
-    def unrolled(self, weight: Tensor, inputs: tuple[int, ...], exact: bool = False) -> Tensor:
-        """The matrix (features of the output, features of the input); every entry is one of the weight's."""
-        grid = tuple(weight.shape[2:])
-        if math.prod(grid) == 1:
-            return weight.reshape(weight.shape[:2])
-        return Fold(grid, None).unrolled(weight, phases(self.outputs, grid), phases(self.inputs, grid))
-
-    def cells(self, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Cells:
-        """The grid."""
-        return kernel if math.prod(kernel) > 1 else None
-
-
 def commutes(function: Any, cells: Cells, shapes: list[tuple[int, ...]]) -> bool:
     """Whether a linear function of batches commutes with shifts by whole cells, tried on random numbers."""
     if cells is None:
@@ -196,48 +196,3 @@ def commutes(function: Any, cells: Cells, shapes: list[tuple[int, ...]]) -> bool
             if not torch.allclose(moved, shift(y, dim), rtol=1e-10, atol=1e-10 * float(1 + y.abs().max())):
                 return False
     return True
-
-
-class Taps:
-    """The transfer function of a convolution on one grid, as a function of its weight.
-
-    Args:
-        spec: What the layer computes.
-        kernel: Size of the kernel.
-        inputs: Shape (c_in, *spatial).
-        outputs: Shape (c_out, *spatial).
-        cells: The grid.
-    """
-
-    def __init__(
-        self, spec: Spec, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...], cells: Cells
-    ) -> None:
-        self.spec, self.cells = spec, cells
-        grid = (1,) * spec.dims if cells is None else cells
-        self.inner, self.outer = math.prod(phases(inputs, cells)), math.prod(phases(outputs, cells))
-        count = math.prod(kernel)
-        start = impulses(self.inner, grid)
-        each = torch.eye(count, dtype=torch.float64).reshape(count, 1, *kernel)  # one output channel per tap
-        each = each.transpose(0, 1) if spec.transposed else each
-        with torch.no_grad():
-            y = spec.run(from_cells(start, (1, *inputs[1:])), each, groups=1)  # (p', t, *spatial)
-            response = transfer(to_cells(y, grid), cells)  # (f, p', t p)
-        response = response.reshape(-1, self.inner, count, self.outer).permute(0, 3, 1, 2)
-        self.response = response.reshape(-1, count)  # (f p p', t)
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        """``T`` (f, m_out, m_in) of the layer's weight."""
-        taps = self.spec.taps(weight)
-        out, inp, _ = taps.shape
-        response = self.response.to(weight.device)
-        columns = taps.reshape(out * inp, -1).mT
-        if self.cells is None:
-            found = response.to(weight.dtype) @ columns
-        else:
-            found = torch.complex(response.real.to(weight.dtype) @ columns, response.imag.to(weight.dtype) @ columns)
-        if self.inner == self.outer == 1:
-            found = found.reshape(-1, out, inp)
-        else:
-            found = found.reshape(-1, self.outer, self.inner, out, inp).permute(0, 3, 1, 4, 2)
-            found = found.reshape(-1, out * self.outer, inp * self.inner)
-        return found[0] if self.cells is None else found

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldlt.bench.data.errors import FormatError, UnavailableSetError
-from ldlt.images.content import LARGEST, STEP, Bounded, capacity, chosen_path, opened
-from ldlt.images.image_set import ImageSet, Splits
+from ldlt.bench.images.content import LARGEST, STEP, Bounded, capacity, chosen_path, opened
+from ldlt.bench.images.image_set import ImageSet, Splits
 
 __all__ = ["FASHION", "fashion_mnist", "mnist", "read_idx", "read_pair"]
 

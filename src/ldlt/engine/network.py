@@ -7,32 +7,32 @@ import copy
 import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from ldlt import activations, initialise
-from ldlt.circulant import CirculantWeight, RememberUnpadded
-from ldlt.contraction import get_contraction
-from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError
-from ldlt.frozen import CircularConv
+from ldlt.engine.contraction import chosen
+from ldlt.engine.invert import load_explicit
+from ldlt.engine.linalg import bounded, full_precision, positive, smallest, unbounded
+from ldlt.engine.plan import LARGEST, Group, Plan, largest_dense, make_plan
+from ldlt.engine.start import initialise
+from ldlt.engine.sweep import Blueprint, Explicit, Free, Sweep
+from ldlt.errors import BoundError, GraphError, LdltError, OptionError, ShapeError
 from ldlt.graph import Convolution, Graph, Input, Wire
-from ldlt.grid import Fold, Layout, operator_norm, row_norms
-from ldlt.heads import get_head
-from ldlt.plan import Group, Plan, make_plan
-from ldlt.precision import full_precision
-from ldlt.running import running_statistics
-from ldlt.scalars import bounded, positive, smallest, unbounded
-from ldlt.sweep import Blueprint, Explicit, Free, sweep
+from ldlt.graph.direct import known_graph
 from ldlt.graph.trace import hooks_of, trace
+from ldlt.images.convolutions import CirculantWeight, CircularConv, RememberUnpadded
+from ldlt.images.grids import Fold, Layout, operator_norm, row_norms
 
 if TYPE_CHECKING:
     from ldlt.certificates.certificate import Certificate
 
-__all__ = ["Lipschitz", "Scaled"]
+__all__ = ["Lipschitz", "Scaled", "sample_shape"]
 
 ROUNDING = 4
 """Rounding units of an output's magnitude that constants of outputs and of their differences allow for."""
@@ -63,10 +63,9 @@ class Lipschitz(nn.Module):
     map bounds its multiplier by Gershgorin's theorem).
 
     Args:
-        module: Any module that ``torch.fx`` can trace, made of ``Linear`` layers, convolutions with circular padding,
-            elementwise activations, ``MaxMin``/``GroupSort``, pooling over disjoint windows, shuffles, sums, scalar
-            multiples, concatenations, slices, reshapes and constant matrices.
-            It becomes a part of the network (it is not copied), and its free weights are initialised anew.
+        module: Any module that ``torch.export`` can read, made of linear operations, convolutions, activations with
+            known slopes, pools, and constants. It becomes a part of the network (it is not copied), and its free
+            weights are initialised anew.
         bound: ℓ > 0. With ``train_bound=True`` the start value of a trained bound.
         input_shape: Shape of one sample, without the batch dimension; an int is a vector of that size.
         contraction: ``"cholesky"``, ``"symmetric"`` or ``"cayley"``.
@@ -82,7 +81,7 @@ class Lipschitz(nn.Module):
         bound_ceiling: Largest value of a trained bound.
         alpha: Start value of α, the scale of the free matrices: they start at norm ``gain·√α``, so a small α means
             that a step of an optimiser such as Adam moves further.
-        init: ``"default"``, ``"orthogonal"`` or ``"keep"`` (see :mod:`ldlt.initialise`).
+        init: ``"default"``, ``"orthogonal"`` or ``"keep"`` (see :mod:`ldlt.engine.start`).
         gain: Norm of the free matrices at the start, in units of ``√α`` (``cayley``, which has no α: such that the
             contractions start at norm ``gain/√(1 + gain²)`` as well).
         placing: Where ``init="default"`` puts the means of the pre-activations, in units of the place that lets half of
@@ -133,42 +132,51 @@ class Lipschitz(nn.Module):
         if output not in ("free", "scale"):
             raise OptionError(f"output must be 'free' or 'scale', not {output!r}")
         like = _reference(module)
-        chosen = get_contraction(contraction, torch.finfo(like.dtype).eps)
-        graph = trace(module, shape)
+        contracting, heading = chosen(contraction, head, torch.finfo(like.dtype).eps)
+        graph = known_graph(module, shape) or trace(module, shape)
         if not graph.affines:
             raise GraphError("the module has no Linear layer and no convolution: there is nothing to make Lipschitz")
-        plan = make_plan(graph, module, _joint(graph, module))
+        plan = make_plan(graph, module)
         if not plan.output.free and output == "free":
             raise GraphError(
                 f"the output '{graph.output}' is not a free linear map, so its scale cannot be set by weights: end "
-                "the module with "
-                "nn.Linear, or pass output='scale' to multiply the output by a certified factor"
+                "the module with nn.Linear, or pass output='scale' to multiply the output by a certified factor"
+            )
+        entries, where = largest_dense(plan, graph)
+        if entries > LARGEST:
+            raise GraphError(
+                f"value '{where}' would be described by {entries:.2g} numbers at once, more than {LARGEST:.2g}: let "
+                "convolutions on large images pad circularly (padding_mode='circular'), use fewer maps that are not "
+                "normalised, or smaller images"
             )
         self.module = module
         self.input_shape = shape
         self._hooks: list[str] = []
-        self._normalises = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
-        self._blueprint = Blueprint(graph, plan, chosen, get_head(head, chosen))
+        self._normalises = any(isinstance(m, _BatchNorm) for m in module.modules())
+        self._cache: _Cache | None = None
+        self._blueprint = Blueprint(graph, plan, contracting, heading)
+        self._blueprint.resolve(module)
         self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []
-        for group in [*plan.groups.values(), plan.output]:
+        for group in plan.all_groups:
             self._add_parameters(group, alpha, train_multipliers)
         self.to(dtype=like.dtype, device=like.device)
         self._hooks = hooks_of(self)
-        initialise.initialise(self, init, gain, alpha, placing)
+        initialise(self, init, gain, alpha, placing)
 
     # -- construction ------------------------------------------------------------------------------------------------
 
     def _add_parameters(self, group: Group, alpha: float, train_multipliers: bool) -> None:
         roles: dict[str, Tensor] = {}
+        place = self.plan.places[group.name]
         if group.is_output:
             if group.free:
                 roles = self._blueprint.head.initial(self._count(group), alpha)
         elif group.free:
             roles = self._blueprint.contraction.initial(self._count(group), alpha)
-            roles["log_multiplier"] = torch.zeros(self.plan.places[group.name].count or group.size)
+            roles["log_multiplier"] = torch.zeros(place.count or group.size)
         else:
-            tied = self.plan.places[group.name].count if group.node in self.plan.images else 0
+            tied = place.count if group.node in self.plan.images else 0
             roles["log_balance"] = torch.zeros(tied or group.size)
             roles["margin"] = torch.tensor(3.0)  # θ = 0.95
         for role, value in roles.items():
@@ -180,17 +188,11 @@ class Lipschitz(nn.Module):
 
     def _count(self, group: Group) -> int:
         """Number of rows of a group, or of channels if its maps are convolutions."""
-        if not all(isinstance(self.graph[t.affine], Convolution) for t in group.terms):
-            return group.size
-        shape = self.graph[group.value].shape if len(self.graph[group.value].shape) > 1 else None
-        if shape is None:
+        shape = self.graph[group.value].shape
+        if len(shape) == 1 or not all(isinstance(self.graph[t.affine], Convolution) for t in group.terms):
             return group.size
         pixels = math.prod(shape[1:])
         return len({r // pixels for r in (range(math.prod(shape)) if group.rows is None else group.rows)})
-
-    @property
-    def _groups(self) -> list[str]:
-        return [*self._blueprint.plan.groups, self._blueprint.plan.output.name]
 
     @property
     def graph(self) -> Graph:
@@ -208,23 +210,23 @@ class Lipschitz(nn.Module):
         def cast(p: Tensor) -> Tensor:
             return p if dtype is None or not p.is_floating_point() else p.to(dtype)
 
-        extra: dict[str, dict[str, Tensor]] = {g: {} for g in self._groups}
-        for group, roles in extra.items():
-            for role in self._roles:
-                if _key(group) in getattr(self, role):
-                    roles[role] = cast(self._parameter(role, group))
+        extra: dict[str, dict[str, Tensor]] = {}
+        for group in self.plan.all_groups:
+            key = _key(group.name)
+            held = {role: getattr(self, role) for role in self._roles}
+            extra[group.name] = {role: cast(table[key]) for role, table in held.items() if key in table}
         weights = {n: cast(p) for n, p in self.module.named_parameters()}
         return Free(weights, cast(self._bound()), extra)
 
     def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None, watch: str | None = None) -> Explicit:
         if not torch.compiler.is_compiling() and hooks_of(self) != self._hooks:
             raise GraphError(
-                "hooks were added to the network, or taken from it, since it was made, so that its graph is another one: "
-                "remove them (handle.remove()), or register them before the module is wrapped"
+                "hooks were added to the network, or taken from it, since it was made, so that its graph is another "
+                "one: remove them (handle.remove()), or register them before the module is wrapped"
             )
         free = self._free(dtype)
         with full_precision(free.bound):
-            return sweep(self._blueprint, self.module, free, batch=batch, watch=watch)
+            return Sweep(self._blueprint, self.module, free, batch, watch).run()
 
     def explicit(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """All parameters of the user's module in explicit form, by name; differentiable.
@@ -254,6 +256,10 @@ class Lipschitz(nn.Module):
             raise ShapeError(f"the input must be a tensor, not {type(x).__name__}")
         if tuple(x.shape[1:]) != self.input_shape or x.ndim < 1:
             raise ShapeError(f"the input must have shape {('batch', *self.input_shape)}, not {tuple(x.shape)}")
+        if self._cache is not None:
+            self._refuse_training()
+            found = self._cache.explicit(self)
+            return functional_call(module, {prefix + n: w for n, w in found.weights.items()}, (x,)), found
         # Compilers and function transforms get plain matrices.
         plain = (
             torch.compiler.is_compiling() or isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
@@ -265,9 +271,46 @@ class Lipschitz(nn.Module):
             if convolves and not plain:
                 stack.enter_context(RememberUnpadded())
             if self.training and self._normalises:
-                weights = {**weights, **stack.enter_context(running_statistics(module))}
+                weights = {**weights, **stack.enter_context(_running_statistics(module))}
             y: Tensor = functional_call(module, weights, (x,))
         return y, found
+
+    @contextlib.contextmanager
+    def cached(self) -> Iterator[None]:
+        """Within this context the explicit weights are computed once, for rollouts and evaluation.
+
+        Changed parameters are noticed by their version counters, and the weights are computed anew. Nothing is kept
+        afterwards.
+
+        Raises:
+            LdltError: The network is in training mode, or a gradient could flow to its parameters: such gradients
+                would be lost.
+
+        Example:
+            >>> net = Lipschitz(nn.Sequential(nn.Linear(4, 3)), input_shape=4).eval()
+            >>> with torch.no_grad(), net.cached():
+            ...     y = net(torch.randn(2, 4))
+        """
+        if self._cache is not None:
+            yield
+            return
+        self._refuse_training()
+        self._cache = _Cache()
+        try:
+            yield
+        finally:
+            self._cache = None
+
+    def _refuse_training(self) -> None:
+        flows = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+        if self.training or flows:
+            raise LdltError(
+                "weights that are computed once have no gradients: with cached() call net.eval() and use "
+                "torch.no_grad(), or net.requires_grad_(False) for gradients of the input"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": None}
 
     def output_gain(self, dtype: torch.dtype | None = None) -> float:
         """The factor of the output: 1 unless it has no free map (``output="scale"``)."""
@@ -282,14 +325,13 @@ class Lipschitz(nn.Module):
         The norm counts at least a share of what it would be if nothing cancelled: where everything does, what is left
         is rounding, and a constant output needs no factor.
         """
-        assert found.magnitude is not None
         norm = operator_norm(found.output)
         least = self._blueprint.contraction.unit ** (2 / 3) * found.magnitude().norm()
         return 1 / torch.hypot(norm, least + smallest(self._blueprint.contraction.unit))
 
     # -- what is certified -------------------------------------------------------------------------------------------
 
-    def _output_maps(self) -> Iterator[tuple[Tensor, Tensor, float, Layout | None]]:
+    def _output_maps(self) -> Iterator[tuple[Tensor, Tensor, float, Layout]]:
         """Of the certified map ``F_y`` (k, q), its error (k,), ℓ, and how the output lies on a grid, in float64.
 
         First those of the sweep in float64, which frozen weights come from, then those of the sweep in the precision
@@ -300,7 +342,6 @@ class Lipschitz(nn.Module):
         for dtype in dict.fromkeys((torch.float64, own)):
             with torch.no_grad():
                 found = self._sweep(dtype)
-                assert found.magnitude is not None
                 gain = 1.0 if self.plan.output.free else self._gain(found).double()
                 wide = torch.complex128 if found.output.is_complex() else torch.float64
                 matrix, error = found.output.to(wide) * gain, unit * gain * found.magnitude().double()
@@ -329,8 +370,10 @@ class Lipschitz(nn.Module):
         """Constant of every single output (k,), float64; those of an image in the order of its flattened pixels."""
         found = []
         for matrix, error, ell, layout in self._output_maps():
-            norms = row_norms(matrix, None if layout is None else layout.cells) + error
-            found.append(ell * (norms if layout is None else Fold(layout.cells, None).vector(norms, layout.parts)))
+            norms = row_norms(matrix, layout.cells) + error
+            if layout.cells is not None:
+                norms = Fold(layout.cells, None).vector(norms, layout.parts)
+            found.append(ell * norms)
         return _largest(found, self.declared_bound)
 
     def bound_of(self, value: str) -> float:
@@ -367,9 +410,9 @@ class Lipschitz(nn.Module):
         found = []
         for matrix, error, ell, layout in self._output_maps():
             rows, spare = matrix, error
-            if layout is not None:
+            if layout.cells is not None:
                 fold = Fold(layout.cells, None)
-                rows = fold.both(matrix, layout.parts, (1,) * len(layout.cells))
+                rows = fold.both(matrix, layout.parts, (1,) * len(layout.parts))
                 spare = fold.vector(error, layout.parts)
             found.append(ell * (torch.cdist(rows, rows, compute_mode=exact) + spare[:, None] + spare))
         # Whatever the errors: no pair is worse than two outputs of opposite directions in a map of the joint constant.
@@ -395,8 +438,8 @@ class Lipschitz(nn.Module):
     def plain(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """A copy of the user's module with these explicit parameters, by name.
 
-        A convolution whose map is given as a :class:`~ldlt.circulant.CirculantWeight` becomes a
-        :class:`~ldlt.frozen.CircularConv`.
+        A convolution whose map is given as a :class:`~ldlt.images.convolutions.CirculantWeight` becomes a
+        :class:`~ldlt.images.convolutions.CircularConv`.
         """
         plain = copy.deepcopy(self.module)
         with torch.no_grad():
@@ -509,70 +552,33 @@ class Lipschitz(nn.Module):
             InfeasibleError: The matrix inequality does not hold strictly for these weights, multipliers and bound; or
                 an activation has a given map, whose multiplier is not free.
         """
-        convolutions = [a.name for a in self.graph.affines if isinstance(a, Convolution)]
-        if convolutions:
-            raise InfeasibleError(
-                f"node '{convolutions[0]}' is a convolution, whose explicit map has no kernel of the layer's size; "
-                "only networks of Linear layers can be inverted"
-            )
-        bounded = [g.node for g in self.plan.groups.values() if not g.free]
-        if bounded or not self.plan.output.free:
-            raise InfeasibleError(
-                f"node '{(bounded or [self.graph.output])[0]}' has a given map, which cannot be inverted"
-            )
-        missing = [n for n, _ in self.module.named_parameters() if n not in weights]
-        missing += [a.name for a in self.graph.activations if a.name not in multipliers]
-        if missing:
-            raise ShapeError(f"no value was given for '{missing[0]}'")
-        dtype = torch.float64
-        split = {}
-        for group in self.plan.groups.values():
-            value = multipliers[group.node].detach().to(dtype)
-            value = value if group.rows is None else value[list(group.rows)]
-            stored = self._parameter("log_multiplier", group.name)
-            shared = value.reshape(len(stored), -1)
-            if not bool((value > 0).all()) or not torch.allclose(shared, shared[:, :1], rtol=1e-9):
-                raise InfeasibleError(
-                    f"the multipliers of '{group.node}' must be positive, and equal where it mixes entries"
-                )
-            split[group.name] = value
-        before = copy.deepcopy(self.state_dict())
-        target = Explicit({n: w.detach().to(dtype) for n, w in weights.items()}, split, torch.empty(0), torch.empty(0))
-        with torch.no_grad():
-            for name, p in self.module.named_parameters():
-                p.copy_(weights[name])  # maps that are not normalised, biases and slopes are what they are
-            try:
-                found = sweep(self._blueprint, self.module, self._free(dtype), target)
-            except InfeasibleError:
-                self.load_state_dict(before)
-                raise
-            for name, roles in found.inverse.items():
-                self._store(self.plan.output if name == self.plan.output.name else self.plan.groups[name], roles)
-            for name, value in split.items():
-                stored = self._parameter("log_multiplier", name)
-                stored.copy_(unbounded(value.log().reshape(len(stored), -1)[:, 0]))
+        load_explicit(self, weights, multipliers)
 
     def _parameter(self, role: str, group: str) -> nn.Parameter:
         found: nn.Parameter = getattr(self, role)[_key(group)]
         return found
-
-    def _store(self, group: Group, roles: Mapping[str, Tensor]) -> None:
-        rows = {self.plan.weights[t.affine]: t.rows for t in group.terms}
-        for role, value in roles.items():
-            if role in self._roles:
-                self._parameter(role, group.name).copy_(value)
-                continue
-            target = self.module.get_parameter(role)
-            if rows[role] is None:
-                target.copy_(value)
-            else:
-                target[list(rows[role] or ())] = value.to(target)
 
     def extra_repr(self) -> str:
         """Summary for ``repr``."""
         name = self._blueprint.contraction.name
         head = self._blueprint.head.name
         return f"bound={self.declared_bound:g}, input_shape={self.input_shape}, contraction={name}, head={head}"
+
+
+@dataclass
+class _Cache:
+    """Explicit weights and what they were computed from."""
+
+    versions: Any = None
+    found: Explicit | None = None
+
+    def explicit(self, net: Lipschitz) -> Explicit:
+        """They, computed anew if a tensor has changed."""
+        tensors = [*net.parameters(), *net.buffers()]
+        versions = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+        if self.found is None or versions != self.versions or hooks_of(net) != net._hooks:
+            self.versions, self.found = versions, net._sweep()
+        return self.found
 
 
 class _Bound(nn.Module):
@@ -664,10 +670,6 @@ def join_groups(plan: Plan, node: str, values: Mapping[str, Tensor]) -> Tensor:
     return found if places is None else found[places]
 
 
-def _joint(graph: Graph, module: nn.Module) -> set[str]:
-    return {a.name for a in graph.activations if activations.sector(a.resolve(module)).group is not None}
-
-
 def sample_shape(input_shape: Any) -> tuple[int, ...]:
     """Shape of one sample as a tuple, from an int or a sequence of ints."""
     values = [input_shape] if isinstance(input_shape, numbers.Integral) else input_shape
@@ -689,3 +691,38 @@ def _positive(name: str, value: Any, error: type[Exception] = BoundError) -> flo
     if not (math.isfinite(number) and number > 0):
         raise error(f"{name} must be positive and finite, not {number!r}")
     return number
+
+
+@contextlib.contextmanager
+def _running_statistics(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    r"""Within this context batch normalisation uses its running statistics; they are updated when it ends.
+
+    Those of the batch would make a sample's output a function of all others, which has no bound. Yields copies by name
+    to run the module with, which autograd remembers while the module's own are overwritten.
+    """
+    layers = {n: m for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.training}
+    layers = {n: m for n, m in layers.items() if m.track_running_stats and m.running_mean is not None}
+    seen: list[tuple[Any, Tensor, Tensor]] = []
+
+    def look(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].detach()
+        axes = [0, *range(2, x.ndim)]
+        seen.append((layer, x.mean(axes), x.var(axes)))
+
+    handles = [m.register_forward_pre_hook(look) for m in layers.values()]
+    copies = {f"{n}.{b}": t.clone() for n, m in layers.items() for b, t in m.named_buffers(recurse=False)}
+    for m in layers.values():
+        m.training = False
+    try:
+        yield copies
+    finally:
+        for m in layers.values():
+            m.training = True
+        for handle in handles:
+            handle.remove()
+    with torch.no_grad():
+        for layer, mean, variance in seen:
+            layer.num_batches_tracked.add_(1)
+            share = layer.momentum if layer.momentum is not None else 1 / float(layer.num_batches_tracked)
+            layer.running_mean.lerp_(mean.to(layer.running_mean), share)
+            layer.running_var.lerp_(variance.to(layer.running_var), share)

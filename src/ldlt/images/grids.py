@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ldlt.graph.convolution import Cells, meet, natural
+
 __all__ = [
     "Cells",
     "Fold",
@@ -45,25 +47,6 @@ __all__ = [
     "to_cells",
     "transfer",
 ]
-
-Cells = tuple[int, ...] | None
-"""Number of cells along each dimension; None for a single cell."""
-
-
-def natural(shape: tuple[int, ...]) -> Cells:
-    """The finest grid of a tensor of that shape: its pixels, or one cell for a vector."""
-    return _grid(shape[1:])
-
-
-def _grid(cells: tuple[int, ...]) -> Cells:
-    return cells if math.prod(cells) > 1 else None
-
-
-def meet(first: Cells, second: Cells) -> Cells:
-    """The finest grid that is coarser than both."""
-    if first is None or second is None or len(first) != len(second):
-        return None
-    return _grid(tuple(math.gcd(a, b) for a, b in zip(first, second, strict=True)))
 
 
 def phases(shape: tuple[int, ...], cells: Cells) -> tuple[int, ...]:
@@ -331,29 +314,42 @@ class Layout:
     """How the features of a tensor lie on a grid.
 
     Attributes:
-        cells: The grid.
-        parts: Pixels of a cell along each dimension (the phases of the local features).
+        cells: The grid; None for the dense representation.
+        parts: Pixels of a cell along each dimension (the phases of the local features); empty if dense.
         features: Number of local features.
     """
 
-    cells: tuple[int, ...]
+    cells: Cells
     parts: tuple[int, ...]
     features: int
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], cells: Cells) -> Layout | None:
-        """The layout of a tensor (c, *spatial), None on a grid of one cell."""
-        return None if cells is None else cls(cells, phases(shape, cells), local(shape, cells))
+    def of(cls, shape: tuple[int, ...], cells: Cells) -> Layout:
+        """The layout of a tensor (c, *spatial), or of any tensor on a grid of one cell."""
+        return (
+            cls(None, (), math.prod(shape)) if cells is None else cls(cells, phases(shape, cells), local(shape, cells))
+        )
 
     @property
-    def frequencies(self) -> int:
-        """``f``."""
-        return math.prod(self.cells[:-1]) * (self.cells[-1] // 2 + 1)
+    def frequencies(self) -> int | None:
+        """``f``; None on a grid of one cell, where matrices have no leading dimension."""
+        return None if self.cells is None else math.prod(self.cells[:-1]) * (self.cells[-1] // 2 + 1)
 
-    def folded(self, fold: Fold) -> Layout | None:
+    def of_count(self, count: int) -> Layout:
+        """So many features in no particular order on the same grid."""
+        return Layout(self.cells, (1,) * len(self.parts), count)
+
+    def diagonal(self, values: Tensor) -> Tensor:
+        """A diagonal matrix, the same at all frequencies."""
+        found = torch.diag_embed(values)
+        return (
+            found if self.frequencies is None else found.to(found.dtype.to_complex()).expand(self.frequencies, -1, -1)
+        )
+
+    def folded(self, fold: Fold) -> Layout:
         """The layout on the coarser grid."""
         if fold.coarse is None:
-            return None
+            return Layout(None, (), self.features * fold.factor)
         parts = tuple(p * s for p, s in zip(self.parts, fold.ratio, strict=True))
         return Layout(fold.coarse, parts, self.features * fold.factor)
 

@@ -1,0 +1,491 @@
+r"""Contractions: free matrices to matrices ``U`` of norm below one, with the root of what they leave over; and heads.
+
+A contraction hands the rule (``ldlt.engine.rule``) the pair ``(U, K)`` with :math:`K^*K = (I - UU^*)^{-1}`, ``W`` and
+``U`` (n, k), ``K`` (n, n). On a grid all of them are stacks of matrices, one per frequency, with the same α for all.
+
+=============  =====================================================  ==============  ====================
+contraction    ``U``                                                  ``K``           ``K U``
+=============  =====================================================  ==============  ====================
+``cholesky``   ``M^{-1} W``, ``M M' = αI + WW'``, M lower triangular  ``M/√α``        ``W/√α``
+``symmetric``  ``M^{-1} W``, ``M = (αI + WW')^{1/2}``                 ``M/√α``        ``W/√α``
+``cayley``     rows ``[U A]`` orthonormal by the Cayley transform     ``A^{-1}``      ``A^{-1} U``
+=============  =====================================================  ==============  ====================
+
+A head is the last contraction, of the output, where norm one is allowed. To add one of either, subclass
+:class:`Contraction` or :class:`Head` and put it into :data:`CONTRACTIONS` or :data:`HEADS`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ldlt.engine.linalg import (
+    SHARE,
+    CayleyMap,
+    Triangular,
+    gram_cholesky,
+    positive,
+    smallest,
+    unbounded,
+)
+from ldlt.errors import InfeasibleError, OptionError
+from ldlt.images.grids import Cells, Fold, Layout, row_norms
+
+__all__ = ["CONTRACTIONS", "HEADS", "Contracted", "Contraction", "Head", "Root", "chosen", "given"]
+
+Verb = Callable[[Tensor], Tensor]
+
+
+# -- roots -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Root:
+    """A square matrix ``K`` (n, n), known through what one can do with it.
+
+    Attributes:
+        dense: Makes ``factor · K``.
+        right_divide: ``x -> x K^{-*} / factor``, x (m, n).
+        divide: ``x -> K^{-*} x / factor``, x (n, m).
+        factor: A scalar that is kept apart, to be merged with other scalings.
+        soften: ``x -> x P``, x (m, n), with the soft projection on directions that are more than a floor (None: all).
+        singular: Whether K may be infinite: it is then never asked for.
+        identity: Whether ``K = I``.
+    """
+
+    dense: Callable[[], Tensor]
+    right_divide: Verb
+    divide: Verb
+    factor: Tensor | float = 1.0
+    soften: Verb | None = None
+    singular: bool = False
+    identity: bool = False
+
+
+def triangular_root(lower: Triangular, factor: Tensor) -> Root:
+    """``K = M / factor``."""
+    return Root(lower.dense, lambda x: lower.solve(x.mH).mH, lower.solve_adjoint, factor)
+
+
+def adjoint_root(lower: Triangular) -> Root:
+    """``K = N^*``."""
+    return Root(lambda: lower.dense().mH, lambda x: lower.solve_adjoint(x.mH).mH, lower.solve)
+
+
+def inverse_root(lower: Tensor) -> Root:
+    """``K = A^{-1}`` for a lower-triangular A: dividing is a product."""
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    dense = lambda: torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)  # noqa: E731
+    return Root(dense, lambda x: x @ lower.mH, lambda x: lower.mH @ x)
+
+
+def cayley_root(found: CayleyMap) -> Root:
+    """``K = A^{-1}`` for the A of a Cayley transform: few vectors are solved for, many are multiplied."""
+
+    def inverse() -> Tensor:
+        # Asked for when a sweep runs backwards only, from weights that are strictly feasible: A is invertible there.
+        return torch.linalg.inv_ex(found.a()).inverse
+
+    def right_divide(x: Tensor) -> Tensor:
+        few = x.shape[-2] < found.rows and not x.is_complex()
+        return found.apply_a(x) if few else x @ found.a().mH
+
+    def divide(x: Tensor) -> Tensor:
+        few = x.shape[-1] < found.rows and not x.is_complex()
+        return found.adjoint_a(x.mT).mT if few else found.a().mH @ x
+
+    return Root(inverse, right_divide, divide, singular=True)
+
+
+def identity_root(layout: Layout, like: Tensor) -> Root:
+    """``K = I`` for features that lie on a grid like that."""
+    dense = lambda: layout.diagonal(torch.ones(layout.features, dtype=like.dtype, device=like.device))  # noqa: E731
+    return Root(dense, lambda x: x, lambda x: x, identity=True)
+
+
+def floored_root(upper: Tensor, signal: Tensor) -> Root:
+    """``K = R`` of a floored QR factorisation, with the soft projection ``Q_1^* Q_1`` of ``signal`` (q, n)."""
+
+    def divide(x: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(upper.mH, x, upper=False)
+
+    def right_divide(x: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(upper.mH, x, upper=False, left=False)
+
+    return Root(lambda: upper, right_divide, divide, soften=lambda x: (x @ signal.mH) @ signal)
+
+
+def folded_root(root: Root, fold: Fold, noise: tuple[int, ...], parts: tuple[int, ...]) -> Root:
+    """``K`` of a finer grid, where everything is done, for noise and features with these phases."""
+
+    def divide(x: Tensor) -> Tensor:
+        return fold.columns(root.divide(fold.unfold(x.mH, parts).mH).mH, noise).mH
+
+    def right_divide(x: Tensor) -> Tensor:
+        return fold.columns(root.right_divide(fold.unfold(x, noise)), parts)
+
+    soften = root.soften
+    soft = None if soften is None else lambda x: fold.columns(soften(fold.unfold(x, noise)), noise)
+    dense = lambda: fold.both(root.dense(), noise, parts)  # noqa: E731
+    return Root(dense, right_divide, divide, root.factor, soft, root.singular)
+
+
+# -- contractions ------------------------------------------------------------------------------------------------------
+
+
+class Contracted:
+    """What the rule needs to know of one contraction ``(U, K)``, ``K^*K = (I − UU^*)^{-1}``.
+
+    Args:
+        shape: Of ``U``, (n, k) behind the frequencies of a grid.
+        matrix: Makes ``U``; called when it is first asked for.
+        root: ``K``.
+        spread: ``Y -> K U Y`` for Y (k, m): how the other live tensors are inflated.
+        product: ``x -> x U^*`` for rows x (batch, k), where there is a better way than the matrix.
+    """
+
+    def __init__(
+        self, shape: torch.Size, matrix: Callable[[], Tensor], root: Root, spread: Verb, product: Verb | None = None
+    ) -> None:
+        self.shape, self.root, self.spread = shape, root, spread
+        self._make, self._product = matrix, product
+        self._matrix: Tensor | None = None
+
+    @property
+    def matrix(self) -> Tensor:
+        """``U`` (n, k), norm below one."""
+        if self._matrix is None:
+            self._matrix = self._make()
+        return self._matrix
+
+    def product(self, x: Tensor) -> Tensor:
+        """``x U^*`` for rows x (batch, k)."""
+        return x @ self.matrix.mH if self._product is None else self._product(x)
+
+
+def _gap(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factor of ``I − UU^*`` and LAPACK's verdict (0 if there is one)."""
+    eye = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
+    found = torch.linalg.cholesky_ex(eye - matrix @ matrix.mH)
+    return found.L, found.info
+
+
+def _strict_gap(matrix: Tensor) -> Tensor:
+    """Cholesky factor of ``I − UU^*``, or :class:`InfeasibleError` if the norm of U is not below one."""
+    factor, info = _gap(matrix)
+    if int(info.max()) != 0 or not bool(torch.isfinite(factor).all()):
+        norm = float(torch.linalg.matrix_norm(matrix, 2).max())
+        raise InfeasibleError(
+            f"a map is not strictly feasible for these multipliers: its normalised form has norm {norm:.6g}, which "
+            "must be below 1; raise the bound or change the multipliers"
+        )
+    return factor
+
+
+def _inverse(matrix: Tensor, lower: Tensor) -> Contracted:
+    """``(U, L^{-1})`` with ``LL^* = I − UU^*``."""
+    spread = lambda y: torch.linalg.solve_triangular(lower, matrix @ y, upper=False)  # noqa: E731
+    return Contracted(matrix.shape, lambda: matrix, inverse_root(lower), spread)
+
+
+def given(matrix: Tensor) -> Contracted:
+    """The pair ``(U, K)`` of a contraction that is given instead of parameterised; NaN where its norm is not below one.
+
+    For maps that are kept as they are, whose multipliers make ``I − UU^*`` diagonally dominant up to a scaling.
+    """
+    factor, info = _gap(matrix)
+    return _inverse(matrix, torch.where((info == 0)[..., None, None], factor, torch.nan))
+
+
+class Contraction(ABC):
+    """A smooth map from free parameters onto the matrices of norm below one.
+
+    Args:
+        unit: Rounding unit of the stored parameters; safeguards against rounding are measured in it, whatever precision
+            the map is evaluated in.
+    """
+
+    name: str
+
+    def __init__(self, unit: float = torch.finfo(torch.float64).eps) -> None:
+        self.unit = unit
+
+    @abstractmethod
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        """The free parameters beside ``W`` at their start, by role."""
+
+    @abstractmethod
+    def free_gain(self, gain: float, alpha: float) -> float:
+        """The norm of ``W`` for which the norm of ``U`` is ``gain/√(1 + gain²)``."""
+
+    @abstractmethod
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
+        """``W`` (n, k) and the other free parameters to ``(U, K)``.
+
+        Args:
+            weight: ``W``.
+            extra: The other parameters, by role.
+            straight: ``K`` is only divided by, as on a chain, and may be singular.
+        """
+
+    @abstractmethod
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Free parameters that give this ``U``; raises :class:`InfeasibleError` if its norm is not below one."""
+
+
+class Cholesky(Contraction):
+    """One Gram matrix, one Cholesky factorisation, one triangular solve."""
+
+    name = "cholesky"
+
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        return {"log_alpha": torch.tensor(unbounded(math.log(alpha)))}
+
+    def free_gain(self, gain: float, alpha: float) -> float:
+        return gain * math.sqrt(alpha)
+
+    @property
+    def share(self) -> float:
+        """The share of ``‖W‖²_F`` that is added to α."""
+        return SHARE * self.unit
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
+        found = gram_cholesky(weight, positive(extra["log_alpha"]), self.unit)
+        scale = found.alpha.sqrt()
+        root = triangular_root(found.factor, scale)
+        return Contracted(weight.shape, lambda: found.matrix, root, lambda y: (weight / scale) @ y, found.apply)
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        # I − UU^* = α M^{-1} M^{-*}: with LL^* = I − UU^*, M = √α L^{-1} and W = M U, or W = (LL^*)^{-1/2} √α U.
+        weight = self._unit_root(matrix, _strict_gap(matrix))
+        share = self.share * float(
+            weight.abs().square().sum()
+        )  # the α that is used is larger than the one that is stored
+        if share >= 1:
+            raise InfeasibleError("the weights are too close to the boundary of the feasible set for this precision")
+        return weight * (positive(extra["log_alpha"]) / (1 - share)).sqrt(), extra
+
+    def _unit_root(self, matrix: Tensor, lower: Tensor) -> Tensor:
+        """``W`` for α = 1."""
+        return torch.linalg.solve_triangular(lower, matrix, upper=False)
+
+
+class _Sqrt(torch.autograd.Function):
+    """``A -> (A^{1/2}, A^{-1/2})`` for Hermitian A ≻ 0, with the gradient by the Sylvester equation.
+
+    ``d(A^{1/2}) = S`` solves ``M S + S M = dA``; in the eigenbasis this divides by ``√λ_i + √λ_j``, which is safe for
+    equal eigenvalues (where differentiating ``eigh`` itself is not).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(matrix)
+        # Rounding must not make an eigenvalue negative; A has none below that share of the largest.
+        root = torch.maximum(values, torch.finfo(values.dtype).eps * values[..., -1:]).sqrt()
+        half = (vectors * root[..., None, :].to(vectors.dtype)) @ vectors.mH
+        inverse = (vectors / root[..., None, :].to(vectors.dtype)) @ vectors.mH
+        return half, inverse, root, vectors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, ...]) -> None:
+        _, inverse, root, vectors = output
+        ctx.mark_non_differentiable(root, vectors)
+        ctx.save_for_backward(inverse, root, vectors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        inverse, root, vectors = ctx.saved_tensors
+        total = grads[0] - inverse @ grads[1] @ inverse
+        total = (total + total.mH) / 2
+        inner = vectors.mH @ total @ vectors / (root[..., :, None] + root[..., None, :])
+        return vectors @ inner @ vectors.mH
+
+
+class Symmetric(Cholesky):
+    """The paper's symmetric square roots, by an eigendecomposition.
+
+    The product of the inverse root with ``W`` is rounded by ``ε‖W‖/√α``, not backward stably as a triangular solve is:
+    with a share of ``ε^{2/3}`` in α that is less than what α leaves below one.
+    """
+
+    name = "symmetric"
+
+    @property
+    def share(self) -> float:
+        return SHARE * self.unit ** (2 / 3)
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
+        gram = weight @ weight.mH
+        energy = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1).amax()
+        alpha = positive(extra["log_alpha"]) + self.share * energy
+        gram = gram + torch.diag_embed(alpha.to(gram.dtype).expand(gram.shape[:-1]))
+        half, inverse, _, _ = _Sqrt.apply(gram)  # type: ignore[misc]
+        scale = alpha.sqrt()
+        root = Root(lambda: half, lambda x: x @ inverse, lambda x: inverse @ x, scale)
+        return Contracted(weight.shape, lambda: inverse @ weight, root, lambda y: (weight / scale) @ y)
+
+    def _unit_root(self, matrix: Tensor, lower: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(lower @ lower.mH)
+        return (vectors / values.sqrt()) @ (vectors.mH @ matrix)
+
+
+class Cayley(Contraction):
+    r"""Rows ``[U A]`` with ``UU^* + AA^* = I`` by the Cayley transform.
+
+    With ``Z = X^* − X + WW^*`` (X is the square ``skew`` parameter): ``[U A] = (I + Z)^{-1} [−2W, I − Z]``. On a
+    chain this is the Sandwich layer (Wang & Manchester, 2023).
+
+    Rounding costs ``ε‖Z‖`` of orthogonality, so the two parts of ``Z`` are scaled down where they exceed
+    ``ε^{-1/3}``; all contractions are reached with ``‖W‖ ≤ 1`` already. ``A`` may be singular. Off a chain, where
+    ``K`` itself is needed, ``U`` is therefore shortened a little: ``U ← √(1−η) U`` leaves
+    ``I − UU^* = (1−η) AA^* + ηI = LL^*``, ``η = ε^{2/3}``, and ``K = L^{-1}``.
+    """
+
+    name = "cayley"
+
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        return {"skew": torch.zeros(rows, rows)}
+
+    def free_gain(self, gain: float, alpha: float) -> float:
+        return math.tan(math.atan(gain) / 2)  # ‖U‖ = 2g/(1 + g²) = sin(2 atan g)
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
+        found = CayleyMap(extra["skew"].to(weight.dtype), weight.mH, self.unit ** (-1 / 3))
+        if straight:
+
+            def none(y: Tensor) -> Tensor:
+                raise AssertionError("nothing is inflated on a chain")
+
+            few = None if weight.is_complex() else found.apply_b
+            return Contracted(weight.shape, found.b, cayley_root(found), none, few)
+        share = self.unit ** (2 / 3)
+        long = math.sqrt(1 - share)
+        lower = gram_cholesky(long * found.a(), weight.real.new_tensor(share), 0.0).factor.dense()
+        return _inverse(long * found.b(), lower)
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        # A = (I + Z)^{-1}(I − Z) gives Z = (I − A)(I + A)^{-1}, and U = −2(I + Z)^{-1} W. A is free up to a rotation:
+        # take the triangular one, whose positive diagonal keeps I + A invertible.
+        lower = _strict_gap(matrix)
+        eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+        z = torch.linalg.solve(eye + lower, eye - lower)
+        weight = -(eye + z) @ matrix / 2
+        skew = z - weight @ weight.mH  # = X^* − X
+        return weight, {"skew": -skew / 2}
+
+
+CONTRACTIONS: dict[str, type[Contraction]] = {c.name: c for c in (Cholesky, Symmetric, Cayley)}
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+class Head(ABC):
+    """Free matrix to output contraction."""
+
+    name: str
+    joint: bool  # whether ‖U‖ ≤ 1, so that the whole map has the declared bound
+
+    def __init__(self, contraction: Contraction) -> None:
+        self.contraction = contraction
+
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        """Free parameters beside the matrix, by role."""
+        return {}
+
+    def free_gain(self, gain: float, alpha: float) -> float:
+        """Norm of the free matrix at the start."""
+        return gain
+
+    @abstractmethod
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
+        """``U`` (k, n) for a free matrix (k, n); on a grid (``cells``) one of each per frequency."""
+
+    def settle(self, matrix: Tensor, cells: Cells = None) -> Tensor:
+        """``U`` after it was softly projected once more."""
+        return matrix
+
+    @abstractmethod
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Free parameters that give this ``U``."""
+
+
+class Joint(Head):
+    """``‖U‖ < 1`` by the network's contraction: the whole map has the declared bound."""
+
+    name, joint = "joint", True
+
+    def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
+        return self.contraction.initial(rows, alpha)
+
+    def free_gain(self, gain: float, alpha: float) -> float:
+        return self.contraction.free_gain(gain, alpha)
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
+        return self.contraction(weight, extra, straight=True).matrix
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.contraction.invert(matrix, extra)
+
+
+class _Scaled(Head):
+    """A head of which every ``U`` it makes is a free matrix for itself."""
+
+    what: str
+
+    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        tolerance = 64 * torch.finfo(matrix.dtype).eps * max(matrix.shape)
+        if float((self(matrix, extra) - matrix).abs().max()) > tolerance:
+            raise InfeasibleError(f"the normalised output map does not have {self.what}; use head='joint'")
+        return matrix, extra
+
+
+class Orthogonal(_Scaled):
+    """Orthonormal rows (columns, if there are more outputs than directions): the matrix inequality is tight.
+
+    ``U = M^{-1} W`` with ``MM^* = αI + WW^*``, α a few rounding units of ``‖W‖²``: rows of W that depend on each other
+    are no special case.
+    """
+
+    name, joint, what = "orthogonal", True, "orthonormal rows"
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
+        tall = weight.shape[-2] > weight.shape[-1]
+        least = weight.real.new_tensor(smallest(self.contraction.unit))
+        found = gram_cholesky(weight.mH if tall else weight, least, self.contraction.unit).matrix
+        return found.mH if tall else found
+
+
+class Rows(_Scaled):
+    """Every row has norm one: each output is ℓ-Lipschitz, each pair has its own constant, the map has ``ℓ‖U‖``."""
+
+    name, joint, what = "rows", False, "rows of norm one"
+
+    def __call__(self, weight: Tensor, extra: dict[str, Tensor], cells: Cells = None) -> Tensor:
+        # A row of zeros stays zero: constant outputs are Lipschitz with any bound.
+        return weight / row_norms(weight, cells, smallest(self.contraction.unit) ** 2)[:, None]
+
+    def settle(self, matrix: Tensor, cells: Cells = None) -> Tensor:
+        # A row keeps norm one, but one that was projected to almost nothing is not blown up.
+        return matrix / row_norms(matrix, cells, self.contraction.unit)[:, None]
+
+
+HEADS: dict[str, type[Head]] = {h.name: h for h in (Joint, Orthogonal, Rows)}
+
+
+def chosen(contraction: str, head: str, unit: float) -> tuple[Contraction, Head]:
+    """A contraction and a head by name, or :class:`OptionError`."""
+    for option, name, table in (("contraction", contraction, CONTRACTIONS), ("head", head, HEADS)):
+        if not isinstance(name, str) or name not in table:
+            raise OptionError(f"{option} must be one of {', '.join(map(repr, table))}, not {name!r}")
+    found = CONTRACTIONS[contraction](unit)
+    return found, HEADS[head](found)

@@ -1,0 +1,646 @@
+"""Which maps of a graph are normalised, where, and in which order: decided once, from the structure alone.
+
+For every activation the planner follows its input back through sums and rearrangements to the affine maps it is made
+of. Rows of the input that are a plain sum of free maps, each used here first, are *normalised*. All other rows, such as
+an identity skip that goes straight into the activation, keep their map and get a *bounded* multiplier. Affine maps that
+no activation and no output normalises stay as they are: they only transport generators.
+
+In a graph with convolutions the plan also says on which grid of cells (``ldlt.images.grids``) each step is done: the
+finest one that all operations up to it commute with. The pixels of one channel then share a multiplier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from ldlt import activations
+from ldlt.errors import GraphError
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
+from ldlt.graph.convolution import Cells, meet, natural
+from ldlt.images.convolutions import node_cells
+from ldlt.images.grids import Layout, cell_rows, phases
+
+__all__ = ["LARGEST", "OUTPUT", "FreeTerm", "Group", "Place", "Plan", "Step", "largest_dense", "make_plan"]
+
+OUTPUT = "(output)"
+"""Name of the output's group."""
+LARGEST = 2**28
+"""Entries of a dense generator above which a network is refused."""
+
+
+@dataclass(frozen=True)
+class FreeTerm:
+    """One free map inside a group: rows of an affine map, with its input split into members.
+
+    Attributes:
+        affine: Name of the affine node.
+        rows: Rows of its weight, in the order of the group (None: all, in order).
+        scale: Factor with which it enters the sum.
+        members: Values its input is a concatenation of, in order.
+    """
+
+    affine: str
+    rows: tuple[int, ...] | None
+    scale: float
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one activation (or of the output) that are eliminated together.
+
+    Attributes:
+        name: Unique name, also the key of its parameters.
+        node: The activation node, or :data:`OUTPUT`.
+        value: The value the rows belong to (the pre-activation or the output).
+        rows: Which rows (None: all).
+        terms: The free maps to normalise; empty for a bounded group.
+        size: Number of rows.
+    """
+
+    name: str
+    node: str
+    value: str
+    rows: tuple[int, ...] | None
+    terms: tuple[FreeTerm, ...]
+    size: int
+
+    @property
+    def is_output(self) -> bool:
+        """Whether these are the rows of the output."""
+        return self.name == OUTPUT
+
+    @property
+    def free(self) -> bool:
+        """Whether the group's map is normalised."""
+        return bool(self.terms)
+
+    @property
+    def members(self) -> list[str]:
+        """Values that the group's free maps read."""
+        return [m for t in self.terms for m in t.members]
+
+    @property
+    def needs(self) -> list[str]:
+        """Values whose generators its elimination reads."""
+        return self.members if self.free else [self.value]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the sweep.
+
+    Attributes:
+        transport: The value whose generator is computed from its parents', or None.
+        group: The group that is eliminated, or None.
+        joins: The activation whose groups are put together, or None.
+        live: Values that are needed after this step.
+        cells: The grid it is done on (None: dense).
+    """
+
+    transport: str | None = None
+    group: str | None = None
+    joins: str | None = None
+    live: tuple[str, ...] = ()
+    cells: Cells = None
+
+    @property
+    def name(self) -> str:
+        """What the step makes."""
+        return self.transport or self.group or self.joins or ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of a group lie on the grid of its step. In the dense representation there is one cell.
+
+    Attributes:
+        layout: Of the group's rows.
+        rows: Local features of the group's value (None: all, in order).
+        features: The features they are in the first cell (None: all, in order).
+        terms: Local rows of each term's affine map (None: all, in order).
+        shared: For each row of a cell the number of its multiplier (None: each has its own).
+        every: For each row of the group, likewise.
+    """
+
+    layout: Layout
+    rows: Tensor | None
+    features: Tensor | None
+    terms: tuple[Tensor | None, ...]
+    shared: Tensor | None
+    every: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """Number of multipliers where they are shared."""
+        return 0 if self.every is None else int(self.every.max()) + 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sweep.
+
+    Attributes:
+        steps: In order.
+        groups: By name.
+        output: The output's group.
+        cells: The grid at the start; None if everything is dense.
+        places: Group -> where its rows lie.
+        images: Activations whose multipliers belong to channels.
+        straight: Groups after which nothing but their own value is live, up to the next group, its only reader.
+    """
+
+    steps: tuple[Step, ...]
+    groups: dict[str, Group]
+    output: Group
+    cells: Cells = None
+    places: dict[str, Place] = field(default_factory=dict)
+    images: frozenset[str] = frozenset()
+    straight: frozenset[str] = frozenset()
+
+    def parts(self, node: str) -> tuple[list[str], list[int] | None]:
+        """Groups of an activation, and the places of its features among their concatenated rows (None: in order)."""
+        groups = [g for g in self.groups.values() if g.node == node]
+        if len(groups) == 1:
+            return [groups[0].name], None
+        rows = [r for g in groups for r in g.rows or ()]
+        return [g.name for g in groups], sorted(range(len(rows)), key=rows.__getitem__)
+
+    @property
+    def all_groups(self) -> list[Group]:
+        """The groups, the output's last."""
+        return [*self.groups.values(), self.output]
+
+    @property
+    def normalised(self) -> set[str]:
+        """Affine nodes with at least one normalised row."""
+        return {t.affine for g in self.all_groups for t in g.terms}
+
+
+# -- where rows come from ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Origin:
+    """Where the rows of a value come from: affine node -> (row or −1, scale), and which rows have a fixed part."""
+
+    terms: dict[str, tuple[Tensor, Tensor]]
+    fixed: Tensor
+
+
+def _origins(graph: Graph, module: nn.Module) -> dict[str, _Origin]:
+    out: dict[str, _Origin] = {}
+    for node in graph.nodes:
+        n, parents = node.features, [out[p] for p in node.parents]
+        if isinstance(node, Affine):
+            row = (torch.arange(n), torch.ones(n, dtype=torch.double))
+            out[node.name] = _Origin({node.name: row}, torch.zeros(n, dtype=torch.bool))
+        elif not isinstance(node, Wire) or node.role == "linear":
+            out[node.name] = _Origin({}, torch.ones(n, dtype=torch.bool))
+        elif node.role == "order":
+            out[node.name] = parents[0]
+        elif node.role == "sum":
+            out[node.name] = _summed(parents, node.scales, n)
+        else:
+            out[node.name] = _gathered(parents, index_map(graph.index, node, graph.tensors(module)))
+    return out
+
+
+def _summed(parents: list[_Origin], scales: Iterable[float], n: int) -> _Origin:
+    terms: dict[str, tuple[Tensor, Tensor]] = {}
+    fixed = torch.zeros(n, dtype=torch.bool)
+    for origin, scale in zip(parents, scales, strict=True):
+        fixed |= origin.fixed
+        for name, (index, factor) in origin.terms.items():
+            if name in terms:  # the same matrix twice in one sum: its rows are not free
+                fixed |= index >= 0
+                old, weights = terms[name]
+                terms[name] = (torch.where(old >= 0, old, index), weights)
+            else:
+                terms[name] = (index, factor * scale)
+    return _Origin(terms, fixed)
+
+
+def _gathered(parents: list[_Origin], source: Tensor) -> _Origin:
+    def column(origin: _Origin, name: str) -> tuple[Tensor, Tensor]:
+        none = (torch.full((len(origin.fixed),), -1), torch.ones(len(origin.fixed), dtype=torch.double))
+        return origin.terms.get(name, none)
+
+    terms = {}
+    for name in dict.fromkeys(a for o in parents for a in o.terms):
+        index, factor = (torch.cat(parts)[source] for parts in zip(*(column(o, name) for o in parents), strict=True))
+        terms[name] = (index, factor)
+    return _Origin(terms, torch.cat([o.fixed for o in parents])[source])
+
+
+def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
+    """A concatenation of vectors, or of images along their channels, is split into its parts; else one member."""
+    node = graph[value]
+    if not isinstance(node, Wire):
+        return (value,)
+    parents = [graph[p] for p in node.parents]
+    if node.role == "order" and parents[0].shape == node.shape:
+        return _members(graph, node.parents[0], module)
+    stacks = node.role == "rearrange" and len(parents) > 1 and all(p.shape[1:] == node.shape[1:] for p in parents)
+    if not stacks or sum(p.features for p in parents) != node.features:
+        return (value,)
+    moved = index_map(graph.index, node, graph.tensors(module))
+    if not bool((moved == torch.arange(node.features)).all()):
+        return (value,)
+    parts = tuple(m for p in node.parents for m in _members(graph, p, module))
+    return parts if len(set(parts)) == len(parts) else (value,)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+class _Planner:
+    """Divides rows into groups.
+
+    Args:
+        graph: The graph.
+        module: Its module.
+        demoted: Activations that must keep their maps.
+    """
+
+    def __init__(self, graph: Graph, module: nn.Module, demoted: set[str]) -> None:
+        self.graph, self.module, self.demoted = graph, module, demoted
+        self.origins = _origins(graph, module)
+        self.ancestors: dict[str, set[str]] = {}  # affine nodes each value depends on, itself included
+        for node in graph.nodes:
+            own = {node.name} if isinstance(node, Affine) else set()
+            self.ancestors[node.name] = own.union(*(self.ancestors[p] for p in node.parents))
+        self.owned: dict[str, Tensor] = {}  # affine -> rows that a group normalises
+        self.owners: dict[str, list[str]] = {}  # affine -> activations that normalise its rows
+
+    def split(self, node: Activation) -> list[Group]:
+        """Groups of the rows that feed an activation."""
+        value = node.parents[0]
+        origin, n = self.origins[value], self.graph[value].features
+        free, bounded = self._signatures(node.name, origin, n)
+        joint = activations.sector(node.resolve(self.module)).group is not None
+        if joint and len(free) + bool(bounded) > 1:  # rows that are mixed are never split
+            free, bounded = [], list(range(n))
+        groups: list[tuple[list[int], tuple[FreeTerm, ...]]] = []
+        for rows, names in free:
+            terms = tuple(self._term(name, origin, rows) for name in names)
+            for term in terms:
+                count = self.graph[term.affine].features
+                taken = self.owned.setdefault(term.affine, torch.zeros(count, dtype=torch.bool))
+                taken[slice(None) if term.rows is None else list(term.rows)] = True
+                self.owners.setdefault(term.affine, []).append(node.name)
+            groups.append((rows, terms))
+        if bounded:
+            groups.append((bounded, ()))
+        several = len(groups) > 1
+        return [
+            Group(
+                f"{node.name}__{k}" if several else node.name,
+                node.name,
+                value,
+                tuple(r) if several else None,
+                t,
+                len(r),
+            )
+            for k, (r, t) in enumerate(groups)
+        ]
+
+    def output(self) -> Group:
+        """The group of the output: all of it, or a given map."""
+        value = self.graph.output
+        origin, n = self.origins[value], self.graph[value].features
+        free, bounded = self._signatures(OUTPUT, origin, n)
+        terms: tuple[FreeTerm, ...] = ()
+        if not bounded and len(free) == 1:
+            rows, names = free[0]
+            terms = tuple(self._term(a, origin, rows) for a in names)
+        return Group(OUTPUT, OUTPUT, value, None, terms, n)
+
+    def _signatures(
+        self, node: str, origin: _Origin, n: int
+    ) -> tuple[list[tuple[list[int], tuple[str, ...]]], list[int]]:
+        """Rows by the set of free maps they are a sum of, and the rows that are no such sum."""
+        blocked = origin.fixed | (node in self.demoted)
+        present = {a: index >= 0 for a, (index, _) in origin.terms.items()}
+        for a, (index, scale) in origin.terms.items():
+            used, here = index[present[a]], present[a]
+            taken = self.owned.get(a)
+            if len(torch.unique(used)) != len(used) or (taken is not None and bool(taken[used].any())):
+                blocked = blocked | here
+            elif len(used):
+                blocked = blocked | (here & (scale != scale[here][0]))
+        by: dict[tuple[str, ...], list[int]] = {}
+        unblocked = torch.nonzero(~blocked).flatten()
+        if len(unblocked):
+            table = torch.stack([present[a] for a in origin.terms], 1)[unblocked]
+            kinds, which = torch.unique(table, dim=0, return_inverse=True)
+            for k, used in enumerate(kinds.tolist()):
+                by[tuple(a for a, u in zip(origin.terms, used, strict=True) if u)] = unblocked[which == k].tolist()
+        free = []
+        bounded = [int(r) for r in torch.nonzero(blocked).flatten()]
+        for names, rows in sorted(by.items(), key=lambda item: item[1][0]):
+            # A map whose output another member already depends on cannot be chosen last.
+            inputs = {self.graph[a].parents[0] for a in names}
+            if any(a in self.ancestors[y] for a in names for y in inputs):
+                bounded += rows
+            else:
+                free.append((rows, names))
+        return free, sorted(bounded)
+
+    def _term(self, name: str, origin: _Origin, rows: list[int]) -> FreeTerm:
+        index, scale = origin.terms[name]
+        kept = index[rows]
+        full = len(kept) == self.graph[name].features and bool((kept == torch.arange(len(kept))).all())
+        members = _members(self.graph, self.graph[name].parents[0], self.module)
+        return FreeTerm(name, None if full else tuple(kept.tolist()), float(scale[rows][0]), members)
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+class _Cycle(Exception):
+    def __init__(self, activation: str) -> None:
+        super().__init__(activation)
+        self.activation = activation
+
+
+class _Order:
+    """Emits steps so that everything is available when it is needed."""
+
+    def __init__(self, graph: Graph, groups: dict[str, list[Group]], owners: dict[str, list[str]]) -> None:
+        self.graph, self.groups, self.owners = graph, groups, owners
+        self.steps: list[Step] = []
+        self.done: set[str] = set()
+        self.active: dict[str, None] = {}  # in the order of descent
+
+    def need(self, values: Iterable[str]) -> None:
+        for v in values:
+            self.ensure(v)
+
+    def ensure(self, name: str) -> None:
+        if name in self.done:
+            return
+        if name in self.active:
+            # The graph has no cycle, so this one passes through an activation that owns a map; the innermost gives way.
+            owning = {o for names in self.owners.values() for o in names}
+            raise _Cycle(next(a for a in reversed(self.active) if a in owning))
+        self.active[name] = None
+        node = self.graph[name]
+        if isinstance(node, Activation):
+            for group in self.groups[name]:
+                self.need(group.needs)
+                self.steps.append(Step(group=group.name))
+            self.steps.append(Step(joins=name))
+        elif not isinstance(node, Input):
+            self.need(node.parents)
+            for owner in self.owners.get(name, []):  # a map can transport only once its weight is known
+                if owner in self.active:
+                    raise _Cycle(owner)
+                self.ensure(owner)
+            self.steps.append(Step(transport=name))
+        del self.active[name]
+        self.done.add(name)
+
+
+def _with_liveness(steps: list[Step], graph: Graph, groups: dict[str, Group], output: Group) -> tuple[Step, ...]:
+    """Add to each step the values that are read later."""
+    live: set[str] = set(output.needs)
+    out: list[Step] = []
+    for step in reversed(steps):
+        out.append(replace(step, live=tuple(sorted(live))))
+        live.discard(step.name)
+        if step.transport is not None:
+            live |= set(graph[step.transport].parents)
+        elif step.group is not None:
+            live |= set(groups[step.group].needs)
+        else:
+            live |= {g.name for g in groups.values() if g.node == step.joins}
+    return tuple(reversed(out))
+
+
+# -- grids -------------------------------------------------------------------------------------------------------------
+
+
+class _Grids:
+    """Chooses the grid of every step, and finds where the rows of the groups lie on it."""
+
+    def __init__(self, graph: Graph, module: nn.Module, plan: Plan) -> None:
+        self.graph, self.module, self.plan = graph, module, plan
+        self.cells: dict[str, Cells] = {}  # node -> finest grid of the operation
+        self.images: dict[str, tuple[int, ...] | None] = {}  # value -> the shape in which it lies on a grid
+        for node in graph.nodes if graph.has_images else ():
+            parents = [self.images[p] for p in node.parents]
+            image: tuple[int, ...] | None = node.shape if len(node.shape) > 1 else None
+            if isinstance(node, Wire) and node.role in ("order", "sum"):
+                image = parents[0] if all(p == parents[0] for p in parents) else None
+                cells = None if image is None else natural(image)
+            else:
+                plain = all(p == self.graph[q].shape for p, q in zip(parents, node.parents, strict=True))
+                cells = node_cells(graph, module, node) if image and plain else None
+                image = image if cells is not None else None
+            self.cells[node.name], self.images[node.name] = cells, image
+
+    def _wanted(self, group: Group) -> Cells:
+        """The finest grid for a group."""
+        if not group.free and group.is_output:
+            image = self.images[group.value]
+            return None if image is None else natural(image)
+        found = [self.cells[t.affine] for t in group.terms]
+        found += [] if group.is_output else [self.cells[group.node]]
+        cells = found[0]
+        for other in found[1:]:
+            cells = meet(cells, other)
+        return cells
+
+    def _shared(self, group: Group) -> Tensor | None:
+        """For each row of a group the number of its multiplier; None if each has its own."""
+        if group.is_output:
+            return None
+        node = self.graph[group.node]
+        assert isinstance(node, Activation)
+        owner = groups = activations.mixed(node.resolve(self.module), node.shape)
+        if self._tied(node):
+            owner = torch.arange(node.shape[0]).repeat_interleave(math.prod(node.shape[1:]))
+            if groups is not None:  # channels that are mixed share one, too
+                first = torch.full((int(groups.max()) + 1,), len(owner)).scatter_reduce(0, groups, owner, "amin")
+                owner = first[groups]
+        if owner is None:
+            return None
+        return torch.unique(owner if group.rows is None else owner[list(group.rows)], return_inverse=True)[1]
+
+    def _tied(self, node: Activation) -> bool:
+        return self.graph.has_images and len(node.shape) > 1
+
+    def place(self) -> Plan:
+        """The plan with grids."""
+        plan = self.plan
+        cells = start = self.cells.get(self.graph.input.name)
+        steps, places = [], {}
+        for step in plan.steps:
+            if cells is not None and not self._passes(step):
+                wanted = self._wanted(plan.groups[step.group]) if step.group else self.cells[step.name]
+                cells = meet(cells, wanted)
+            if step.group is not None:
+                places[step.group] = self._place(plan.groups[step.group], cells)
+                cells = places[step.group].layout.cells
+            steps.append(replace(step, cells=cells))
+        cells = None if cells is None else meet(cells, self._wanted(plan.output))
+        places[OUTPUT] = self._place(plan.output, cells)
+        images = frozenset(a.name for a in self.graph.activations if self._tied(a))
+        return replace(plan, steps=tuple(steps), cells=start, places=places, images=images)
+
+    def _passes(self, step: Step) -> bool:
+        """Whether a step only renames: it does not ask for a grid."""
+        node = self.graph.index.get(step.transport or "")
+        return isinstance(node, Wire) and node.role == "order" and self.images[node.name] is not None
+
+    def _place(self, group: Group, cells: Cells) -> Place:
+        """Where a group's rows lie, on the given grid or, if they lie differently in its cells, in a single cell."""
+        shared = self._shared(group)
+        found = None if cells is None else self._on_grid(group, cells, shared)
+        if found is not None:
+            return found
+        rows = None if group.rows is None else torch.tensor(group.rows)
+        terms = tuple(None if t.rows is None else torch.tensor(t.rows) for t in group.terms)
+        return Place(Layout(None, (), group.size), rows, rows, terms, shared, shared)
+
+    def _on_grid(self, group: Group, cells: tuple[int, ...], shared: Tensor | None) -> Place | None:
+        image = self.images[group.value]
+        if image is None:
+            return None
+        count = math.prod(cells)
+        cell, where = cell_rows(image, cells)
+        rows = torch.arange(len(cell)) if group.rows is None else torch.tensor(group.rows)
+        if len(rows) % count:
+            return None
+        order = torch.argsort(cell[rows], stable=True).reshape(count, -1)
+        found = _same_in_cells(cell[rows][order], where[rows][order])
+        terms: list[Tensor | None] = []
+        for term in group.terms:
+            used = torch.arange(len(rows)) if term.rows is None else torch.tensor(term.rows)
+            at, place = cell_rows(self.graph[term.affine].shape, cells)
+            same = _same_in_cells(at[used][order], place[used][order])
+            if same is None:
+                return None
+            terms.append(_unless_all(same, self.graph[term.affine].features // count))
+        if found is None:
+            return None
+        parts = phases(image, cells) if group.rows is None else (1,) * len(cells)
+        local = _unless_all(found, len(cell) // count)
+        own = None if shared is None else shared[order[0]]
+        return Place(Layout(cells, parts, len(found)), local, rows[order[0]], tuple(terms), own, shared)
+
+
+def _same_in_cells(cell: Tensor, where: Tensor) -> Tensor | None:
+    """The local rows of tables (cells, n) with one line per cell, if they are the same in all of them."""
+    even = bool((cell == torch.arange(len(cell))[:, None]).all()) and bool((where == where[:1]).all())
+    return where[0] if even else None
+
+
+def _unless_all(rows: Tensor, count: int) -> Tensor | None:
+    return None if len(rows) == count and bool((rows == torch.arange(count)).all()) else rows
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def _straight(plan: Plan, graph: Graph) -> frozenset[str]:
+    """See :class:`Plan`: on such a stretch, the factor of a covariance is only divided by."""
+    found = set()
+    for i, step in enumerate(plan.steps):
+        if step.group is None or len(plan.parts(plan.groups[step.group].node)[0]) > 1:
+            continue
+        value, alone, reader, last = step.group, len(step.live) <= 1, plan.output, step
+        for last in plan.steps[i + 1 :]:
+            if last.group is not None:
+                reader = plan.groups[last.group]
+                break
+            node = graph.index.get(last.transport or "")
+            ordered = isinstance(node, Wire) and node.role == "order"
+            alone = alone and len(last.live) <= 1 and (last.transport is None or ordered)
+            value = last.name
+        gone = reader is plan.output or value not in last.live
+        if alone and reader.free and reader.needs == [value] and gone:
+            found.add(step.group)
+    return frozenset(found)
+
+
+def make_plan(graph: Graph, module: nn.Module) -> Plan:
+    """The plan of a graph.
+
+    Args:
+        graph: A traced graph.
+        module: The module it was traced from, for its constants and activations.
+    """
+    demoted: set[str] = set()
+    while True:
+        try:
+            planner = _Planner(graph, module, demoted)
+            groups = {act.name: planner.split(act) for act in graph.activations}
+            output = planner.output()
+            order = _Order(graph, groups, planner.owners)
+            order.need(act.name for act in graph.activations)
+            order.need(output.needs)
+            flat = {g.name: g for gs in groups.values() for g in gs}
+            plan = Plan(_with_liveness(order.steps, graph, flat, output), flat, output)
+            plan = _Grids(graph, module, plan).place()
+            return replace(plan, straight=_straight(plan, graph))
+        except RecursionError as error:
+            raise GraphError(
+                "the graph has too long a chain of operations without an activation between them"
+            ) from error
+        except _Cycle as cycle:
+            if cycle.activation in demoted:
+                raise GraphError(f"the maps that feed '{cycle.activation}' depend on each other in a cycle") from cycle
+            demoted.add(cycle.activation)  # two free maps that each need the other first: keep one of them as it is
+
+
+def largest_dense(plan: Plan, graph: Graph) -> tuple[int, str]:
+    """Entries of the largest dense generator of a sweep (features × noise), from shapes alone, and whose it is.
+
+    Noise is counted block by block as the sweep makes it; of operations that are run on batches, their matrix counts,
+    too.
+    """
+    sizes: list[int] = [graph.input.features]  # of the blocks of noise
+    live: dict[str, tuple[int, frozenset[int]]] = {graph.input.name: (sizes[0], frozenset([0]))}  # features, blocks
+    worst, where = 0, ""
+    for step in plan.steps:
+        blocks: frozenset[int] = frozenset()
+        extra = 0
+        if step.group is not None:
+            group = plan.groups[step.group]
+            count = group.size
+            blocks = frozenset(b for m in group.needs for b in live[m][1])
+            members = sum(live[m][0] for m in group.needs)
+            around = [n for n in live if live[n][1] & blocks and (n in step.live or n in group.needs)]
+            if group.free and sum(sizes[b] for b in blocks) > sum(live[n][0] for n in around) >= members:
+                sizes.append(sum(live[n][0] for n in around))  # the factorisation compresses the noise
+                for n in around:
+                    live[n] = (live[n][0], (live[n][1] - blocks) | {len(sizes) - 1})
+                blocks = frozenset([len(sizes) - 1])
+            sizes.append(count)
+            new = len(sizes) - 1
+            for n in step.live:
+                if n in live and live[n][1] & blocks:
+                    live[n] = (live[n][0], live[n][1] | {new})
+            live[step.group] = (count, frozenset([new]))
+        else:
+            node = graph[step.name]
+            read = plan.parts(step.name)[0] if step.joins else list(node.parents)
+            blocks = frozenset(b for p in read for b in live[p][1])
+            if isinstance(node, Wire) and node.role == "linear":
+                extra = node.features * sum(live[p][0] for p in read)
+            live[step.name] = (node.features, blocks)
+        live = {n: live[n] for n in step.live if n in live}
+        if step.cells is not None:
+            continue
+        for n, (count, own) in live.items():
+            entries = max(count * sum(sizes[b] for b in own), extra if n == step.name else 0)
+            if entries > worst:
+                worst, where = entries, n
+    return worst, where

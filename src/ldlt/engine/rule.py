@@ -1,0 +1,469 @@
+r"""The rule: block ``LDL'`` of the Lipschitz matrix inequality, one node at a time, on generators.
+
+With slopes in ``[c − r, c + r]`` (per neuron), multipliers :math:`\Lambda \succ 0` and ``ρ = c/r``, a network is
+ℓ-Lipschitz if
+
+.. math:: \ell^2\|x\|^2 + \sum_i 2\bigl(\|w_i - c_i v_i\|^2_{\Lambda_i} - r_i^2\|v_i\|^2_{\Lambda_i}\bigr) - \|y\|^2
+\succeq 0 .
+
+Read without ``y`` it is the precision matrix of a Gaussian, of which the live tensors carry generators. Three moves:
+
+* **transport** (:func:`transport`): a linear operation acts on generators, :math:`F_{Jt} = J F_t`;
+* **eliminate**: a free map into an activation (:meth:`Live.free`) is
+  :math:`C = \tfrac{1}{\sqrt2} r^{-1}\Lambda^{-1/2} U F^{-1}` with ``F`` the factor of the stacked parents and
+  ``‖U‖ < 1``; a given one (:meth:`Live.given`) stays, and the multiplier is bounded so that ``‖U‖ < 1`` for
+  :math:`U = \sqrt2\, r \Lambda^{1/2} F_v`. Every live tensor is then inflated by fresh noise,
+  :math:`F_t \leftarrow [F_t\;\; (KUQF_t^*)^*]`, and :math:`w = cCw_K + e`,
+  :math:`\operatorname{cov}(e) = (2\Lambda)^{-1}`, joins;
+* **output**: :math:`B = U F^{-1}` with ``‖U‖ ≤ 1``.
+
+With one multiplier per channel all of this commutes with the shifts of a grid of cells and runs frequency by frequency;
+"neurons" and "features" are then those of a cell. The grid only gets coarser, in the end a single cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ldlt.engine.contraction import Contracted, adjoint_root, given, identity_root
+from ldlt.engine.factor import (
+    Block,
+    Frame,
+    Generator,
+    Square,
+    column_norms,
+    dense,
+    factor,
+    noise_frame,
+    squared,
+    stacked,
+)
+from ldlt.engine.linalg import Triangular, floor_share, gram_cholesky
+from ldlt.images.grids import Cells, Fold, Layout
+
+__all__ = ["Live", "Map", "Maps", "Run", "Slopes", "Sum", "Taken", "transport"]
+
+
+# -- transport ---------------------------------------------------------------------------------------------------------
+
+
+class Map(Protocol):
+    """A linear operation on several tensors."""
+
+    def on(self, values: Sequence[Block | None]) -> Block:
+        """The block of the result from those of the parents, None for zero."""
+
+    def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
+        """Magnitudes of the result from those of the parents."""
+
+
+def transport(move: Map, parents: Sequence[Generator], layout: Layout) -> Generator:
+    """``F_{Jt} = J F_t``, block by block."""
+    blocks = {
+        b: move.on([p.blocks.get(b) for p in parents]) for b in dict.fromkeys(b for p in parents for b in p.blocks)
+    }
+    return Generator(blocks, move.sizes([p.size for p in parents]), layout)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """``Σ_p scale_p t_p``."""
+
+    scales: Sequence[float]
+
+    def on(self, values: Sequence[Block | None]) -> Block:
+        terms = [
+            dense(v) if s == 1 else s * dense(v) for v, s in zip(values, self.scales, strict=True) if v is not None
+        ]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+    def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
+        return torch.linalg.vector_norm(torch.stack([w * s for w, s in zip(self.scales, sizes, strict=True)]), dim=0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """An operation that is run on batches: its noise is a batch of inputs.
+
+    Attributes:
+        function: From batches of the parents' ``shapes`` to one batch.
+        shapes: Feature shapes of the parents.
+        moves: Whether features are only moved, dropped or repeated.
+    """
+
+    function: Callable[..., Tensor]
+    shapes: Sequence[tuple[int, ...]]
+    moves: bool
+
+    def on(self, values: Sequence[Block | None]) -> Block:
+        known = [None if v is None else dense(v) for v in values]
+        like = next(v for v in known if v is not None)
+        count = len(like)
+        batches = [
+            like.new_zeros(count, *s) if v is None else v.reshape(count, *s)
+            for v, s in zip(known, self.shapes, strict=True)
+        ]
+        return self.function(*batches).reshape(count, -1)
+
+    @torch.no_grad()
+    def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
+        if self.moves:
+            return self.function(*(s.reshape(1, *n) for s, n in zip(sizes, self.shapes, strict=True))).reshape(-1)
+        found = []
+        for place in range(len(sizes)):  # by the matrices of the operation
+            units = [torch.diag(s) if i == place else None for i, s in enumerate(sizes)]
+            found.append(column_norms(dense(self.on(units))))
+        return torch.linalg.vector_norm(torch.stack(found), dim=0)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Features at an index (m_out,), −1 for zero."""
+
+    index: Tensor
+    whole: bool  # all features, in order
+    zeros: bool
+
+    @classmethod
+    def of(cls, index: Tensor, features: int) -> Taken:
+        whole = len(index) == features and bool((index == torch.arange(features)).all())
+        return cls(index, whole, bool((index < 0).any()))
+
+    def on(self, value: Tensor) -> Tensor:
+        index = self.index.to(value.device)
+        found = value[..., index.clamp_min(0)]
+        return found * (index >= 0).to(found.dtype) if self.zeros else found
+
+
+@dataclass(frozen=True)
+class Maps:
+    """``Σ_p T_p t_p``.
+
+    Attributes:
+        maps: One per parent: :class:`Taken`, a real matrix (m_out, m_p) that is the same at all frequencies, or a
+            transfer function (f, m_out, m_p).
+    """
+
+    maps: Sequence[Taken | Tensor]
+
+    def on(self, values: Sequence[Block | None]) -> Block:
+        found: Block | None = None
+        for moved, value in zip(self.maps, values, strict=True):
+            if value is None:
+                continue
+            new: Block
+            if isinstance(moved, Taken):
+                new = value if moved.whole else moved.on(dense(value))
+            else:
+                matrix = dense(value)
+                new = matrix @ moved.mH.to(matrix.device, matrix.dtype)
+            found = new if found is None else dense(found) + dense(new)
+        assert found is not None
+        return found
+
+    def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
+        found = []
+        for moved, size in zip(self.maps, sizes, strict=True):
+            if isinstance(moved, Taken):
+                found.append(moved.on(size))
+            else:
+                matrix = moved.detach() if moved.ndim == 2 else moved.detach().abs().amax(0)
+                found.append(column_norms((matrix.to(size) * size).mT))
+        return found[0] if len(found) == 1 else torch.linalg.vector_norm(torch.stack(found), dim=0)
+
+
+def _reduced(
+    count: int,
+    function: Callable[..., Tensor],
+    parents: Sequence[Generator],
+    shapes: Sequence[tuple[int, ...]],
+    fold: Fold,
+    noise: dict[int, tuple[int, ...]],
+) -> Generator:
+    """Dense generator of a vector of ``count`` features that a linear function makes from images on a grid.
+
+    The rows of the function are found as gradients, one per feature of the result, and multiplied by the generators in
+    the Fourier domain: the images themselves are never written densely.
+    """
+    like = parents[0].size
+    with torch.enable_grad():
+        images = [torch.zeros(count, *s, dtype=like.dtype, device=like.device, requires_grad=True) for s in shapes]
+        y = function(*images).reshape(count, count)
+        rows = torch.autograd.grad(y.diagonal().sum(), images, allow_unused=True)
+    blocks: dict[int, Block] = {}
+    size = like.new_zeros(count)
+    for gen, found in zip(parents, rows, strict=True):
+        if found is None:
+            continue
+        matrix, parts = found.detach().reshape(count, -1), gen.layout.parts
+        size = torch.hypot(size, column_norms((matrix * fold.vector(gen.size, parts)).mT))
+        wide = fold.unfold(matrix, parts)  # (f, count, m)
+        for b in gen.blocks:
+            new = fold.columns(wide @ gen.flat(b).mH, noise[b]).mH
+            blocks[b] = dense(blocks[b]) + new if b in blocks else new
+    return Generator(blocks, size, Layout(None, (), count))
+
+
+# -- the live tensors and the moves that change them -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Centre and radius of the slopes of the neurons of one group.
+
+    Attributes:
+        center: ``c``, a number or one per neuron (n,).
+        radius: ``r > 0``, likewise.
+        shared: For every neuron (n,) the number of its multiplier, where several must have the same one (because a
+            joint nonlinearity mixes them, or because they are the pixels of one channel); None if each has its own.
+        count: Number of multipliers where they are shared.
+    """
+
+    center: float | Tensor
+    radius: float | Tensor
+    shared: Tensor | None = None
+    count: int = 0
+
+    @property
+    def rho(self) -> float | Tensor:
+        """``ρ = c/r``."""
+        return self.center / self.radius
+
+
+class Live:
+    """The live generators of a sweep.
+
+    Args:
+        name: Name of the input value.
+        layout: How its features lie on the first grid.
+        bound: ℓ, a positive scalar tensor; its dtype and device are those of the sweep.
+        unit: Rounding unit of the stored parameters, which all safeguards are measured in.
+    """
+
+    def __init__(self, name: str, layout: Layout, bound: Tensor, unit: float) -> None:
+        self.unit, self.cells = unit, layout.cells
+        self.noise: dict[int, tuple[int, ...]] = {}  # phases of the noise blocks, where there is a grid
+        self.least = bound.detach() ** -2  # variance of an input feature: what "small" is measured against
+        scale = (1 / bound).expand(layout.features)  # cov(x) = I/ℓ²
+        block = self.new_block(layout)
+        self.live = {name: Generator({block: Square(identity_root(layout, bound), scale)}, scale.detach(), layout)}
+
+    def __getitem__(self, name: str) -> Generator:
+        return self.live[name]
+
+    def __setitem__(self, name: str, gen: Generator) -> None:
+        self.live[name] = gen
+
+    def new_block(self, layout: Layout | None = None) -> int:
+        """A name for a block of noise, as many channels as there are features."""
+        block = len(self.noise)
+        self.noise[block] = (1,) * len(self.cells or ()) if layout is None else layout.parts
+        return block
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Forget the generators of all other values."""
+        self.live = {n: self.live[n] for n in names if n in self.live}
+
+    def coarsen(self, cells: Cells, alone: bool = True) -> None:
+        """Write all live tensors on a coarser grid.
+
+        Args:
+            cells: The coarser grid.
+            alone: Whether no tensor but the live ones is used later. A single one may then get noise of its own, in
+                which later factorisations are for nothing.
+        """
+        if cells == self.cells:
+            return
+        assert self.cells is not None
+        if alone and len(self.live) == 1:
+            ((name, gen),) = self.live.items()
+            if len(gen.blocks) > 1 or not all(isinstance(v, Square) for v in gen.blocks.values()):
+                self.live[name] = squared(gen, self.new_block(gen.layout), self.unit)
+        fold = Fold(self.cells, cells)
+        self.live = {n: g.coarse(fold, self.noise) for n, g in self.live.items()}
+        self.noise = {b: tuple(p * s for p, s in zip(n, fold.ratio, strict=True)) for b, n in self.noise.items()}
+        self.cells = cells
+
+    def leave_grid(
+        self,
+        name: str,
+        count: int,
+        function: Callable[..., Tensor],
+        parents: Sequence[tuple[str, tuple[int, ...]]],
+        kept: Sequence[str],
+    ) -> None:
+        """Make a vector from images (a mean over positions, say) before the images themselves become dense.
+
+        Args:
+            name: The vector.
+            count: Its features.
+            function: Makes it.
+            parents: The images with their shapes.
+            kept: What else stays live.
+        """
+        assert self.cells is not None
+        found, shapes = [self.live[p] for p, _ in parents], [s for _, s in parents]
+        gen = _reduced(count, function, found, shapes, Fold(self.cells, None), self.noise)
+        self.keep(kept)
+        self.coarsen(None, alone=False)  # the new vector shares its noise with what stays
+        self.live[name] = gen
+
+    def factor(self, members: Sequence[str], survivors: Sequence[str]) -> Frame:
+        """The square factor of stacked members; ``survivors`` are read after the move."""
+        names = [*members, *(s for s in survivors if s in self.live and s not in members)]
+        gens = [self.live[n] for n in names]
+        frame, changed = factor(gens[: len(members)], gens[len(members) :], self.new_block, self.unit)
+        for place, gen in changed.items():
+            self.live[names[place]] = gen
+        return frame
+
+    def free(
+        self,
+        name: str,
+        frame: Frame,
+        contracted: Contracted,
+        slopes: Slopes,
+        multiplier: Tensor,
+        survivors: Sequence[str],
+        layout: Layout,
+        lazy: bool = False,
+    ) -> list[Tensor]:
+        r"""Eliminate an activation whose input is a free map.
+
+        Args:
+            name: Name of the new value.
+            frame: Factor ``F`` of the stacked parents.
+            contracted: ``(U, K)``, U (n, width of the frame).
+            slopes: Of the n neurons.
+            multiplier: ``Λ`` (n,).
+            survivors: Values that are read after this move.
+            layout: How the n neurons lie on the grid.
+            lazy: Whether a map may be returned in factored form.
+
+        Returns:
+            The explicit maps ``C``, (n, d_member) for each member of the frame.
+        """
+        scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
+        maps = frame.apart(contracted, scale) if lazy else None
+        maps = frame.right_divide(contracted.matrix, scale) if maps is None else maps
+        self._append(name, frame, contracted, slopes, multiplier, survivors, layout)
+        return maps
+
+    def given(
+        self,
+        name: str,
+        value: Generator,
+        slopes: Slopes,
+        balance: Tensor,
+        margin: Tensor,
+        survivors: Sequence[str],
+        layout: Layout,
+    ) -> Tensor:
+        r"""Eliminate an activation whose input ``v`` is a given linear function of live tensors.
+
+        With :math:`T = 2 r F_v F_v^* r` every :math:`\Lambda_{ii} = θ / \sum_j |T_{ij}| q_j / q_i`, ``θ < 1``, ``q >
+        0`` is valid: by Gershgorin's theorem ``ΛT`` then has all eigenvalues in ``[0, θ]``. Making a ``Λ`` smaller
+        keeps it valid, so neurons with a common multiplier take the smallest of theirs, over all frequencies.
+
+        Args:
+            name: Name of the new value.
+            value: Generator of ``v`` (n,).
+            slopes: Of the n neurons.
+            balance: ``q`` (n,).
+            margin: ``θ``, a scalar in (0, 1).
+            survivors: Values that are read after this move.
+            layout: How the n neurons lie on the grid.
+
+        Returns:
+            The multiplier ``Λ`` (n,).
+        """
+        radius = slopes.radius if isinstance(slopes.radius, Tensor) else balance.new_tensor(slopes.radius)
+        rows = stacked([value], sorted(value.blocks)).mH * (radius.reshape(-1, 1) if radius.ndim else radius)  # r F_v
+        gram = 2 * (rows @ rows.mH)
+        # A small number in the divisor only makes Λ smaller, which is safe; it serves rows that are (nearly) zero.
+        sums = (gram.abs() * balance).sum(-1) / balance
+        sums = sums if sums.ndim == 1 else sums.amax(0)
+        sums = sums + floor_share(self.unit) ** 2 * (sums.max().detach() + 2 * self.least * radius.detach() ** 2)
+        multiplier = margin / sums
+        if slopes.shared is not None:
+            least = multiplier.new_full((slopes.count,), torch.inf)
+            multiplier = least.scatter_reduce(0, slopes.shared, multiplier, "amin")[slopes.shared]
+        contracted = given(math.sqrt(2) * multiplier.sqrt()[:, None] * rows)
+        self._append(name, noise_frame(value), contracted, slopes, multiplier, survivors, layout)
+        return multiplier
+
+    def _append(
+        self,
+        name: str,
+        frame: Frame,
+        contracted: Contracted,
+        slopes: Slopes,
+        multiplier: Tensor,
+        survivors: Sequence[str],
+        layout: Layout,
+    ) -> None:
+        """Inflate what stays live and add the new value."""
+        noise = self.new_block(layout)
+        alone = True
+        self.keep(survivors)
+        for s, gen in self.live.items():
+            seen = frame.coordinates(gen)
+            if seen is not None:  # K U Q F_t^*
+                self.live[s] = Generator({**gen.blocks, noise: contracted.spread(seen)}, gen.size, gen.layout)
+                alone = False
+        unit = 1 / (math.sqrt(2) * multiplier.sqrt())
+        blocks = self._new_value(frame, contracted, slopes.rho, unit, noise, layout, alone)
+        self.live[name] = Generator(blocks, unit.detach(), layout)
+
+    def _new_value(
+        self,
+        frame: Frame,
+        contracted: Contracted,
+        rho: float | Tensor,
+        unit: Tensor,
+        noise: int,
+        layout: Layout,
+        alone: bool,
+    ) -> dict[int, Block]:
+        r"""Generator of ``w = c C w_K + e``, ``unit`` :math:`(2Λ)^{-1/2}`.
+
+        Its covariance is :math:`\tfrac12 \Lambda^{-1/2}(ρK^*Kρ + 1 − ρ^2)\Lambda^{-1/2}`, and its share of the
+        inflation noise is :math:`\tfrac{1}{\sqrt2}\Lambda^{-1/2} ρ K^*`.
+        """
+        number = None if isinstance(rho, Tensor) else float(rho)
+        if number is not None and abs(number) == 1:
+            return {noise: Square(contracted.root, number * unit)}
+        if number == 0:
+            return {self.new_block(layout): Square(identity_root(layout, unit), unit)}
+        if alone:
+            return {noise: Square(adjoint_root(self._root(contracted, rho, unit)), unit)}
+        if number is not None and abs(number) < 1:
+            own = layout.diagonal(math.sqrt(1 - number**2) * unit)
+            share = contracted.root.dense() * (number * unit / contracted.root.factor)
+            return {noise: share, self.new_block(layout): own}
+        known, floor = frame.noise(contracted.matrix)
+        blocks: dict[int, Block] = {b: x * (rho * unit) for b, x in known.items()}
+        blocks.update({self.new_block(): x * (rho * unit) for x in floor})
+        blocks[noise] = contracted.spread(contracted.matrix.mH) * (rho * unit)
+        blocks[self.new_block(layout)] = layout.diagonal(unit)
+        return blocks
+
+    def _root(self, contracted: Contracted, rho: float | Tensor, like: Tensor) -> Triangular:
+        """``N`` lower triangular with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""
+        if not isinstance(rho, Tensor) and abs(rho) < 1:
+            root = (rho / contracted.root.factor) * contracted.root.dense().mH
+            return gram_cholesky(root, like.new_tensor(1 - rho**2), self.unit).factor
+        # K^*K − I = U U^* + U (KU)^* (KU) U^*
+        u = contracted.matrix
+        both = torch.cat([u, contracted.spread(u.mH).mH], -1)
+        both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
+        return gram_cholesky(both, like.new_ones(()), self.unit).factor

@@ -1,0 +1,391 @@
+"""Free parameters to explicit weights: one pure function that runs the rule over a graph in the order of its plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ldlt import activations
+from ldlt.engine.contraction import Contracted, Contraction, Head
+from ldlt.engine.factor import Frame, Generator, Square
+from ldlt.engine.linalg import BALANCE, MARGIN, bounded, positive
+from ldlt.engine.plan import Group, Plan, Step
+from ldlt.engine.rule import Live, Map, Maps, Run, Slopes, Sum, Taken, transport
+from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
+from ldlt.graph.convolution import Cells, Spec
+from ldlt.images.convolutions import CirculantWeight, Taps, local_maps
+from ldlt.images.grids import Layout, local, row_norms
+
+__all__ = ["Blueprint", "Explicit", "Free", "Sweep"]
+
+_LARGEST_MARGIN = 0.9995  # keeps I − UU^* of a given map away from singular in float32
+
+
+@dataclass
+class Blueprint:
+    """Everything about a network that is not trained.
+
+    Attributes:
+        graph: The traced graph.
+        plan: What is normalised, in which order.
+        contraction: Free matrices to contractions.
+        head: Free matrix to the output contraction.
+        wiring: What depends on no tensor of the module: maps on grids of fixed operations, and the responses of single
+            taps of convolutions, by (node, grid).
+        sectors: Slopes of activations without parameters, and the settings they were found for (None for PReLU): for
+            compilers, which do not see classes as they are. Anybody else looks anew.
+    """
+
+    graph: Graph
+    plan: Plan
+    contraction: Contraction
+    head: Head
+    wiring: dict[tuple[str, Cells], Any] = field(default_factory=dict)
+    sectors: dict[str, tuple[activations.Sector | None, dict[str, Any]]] = field(default_factory=dict)
+
+    def resolve(self, module: nn.Module) -> None:
+        """Find the sectors."""
+        for node in self.graph.activations:
+            layer = node.resolve(module)
+            if type(layer) is nn.PReLU:
+                self.sectors[node.name] = (None, {})
+            elif not any(True for _ in layer.parameters()):
+                self.sectors[node.name] = (activations.sector(layer), _settings(layer))
+
+    def sector(self, node: Activation, module: nn.Module) -> activations.Sector:
+        """The sector of an activation; PReLU's is a function of its current parameters."""
+        layer = node.resolve(module)
+        if torch.compiler.is_compiling() and node.name in self.sectors:
+            known, settings = self.sectors[node.name]
+            if known is None:
+                return activations.learned_sector(cast(Tensor, layer.weight))
+            if all(getattr(layer, key) == value for key, value in settings.items()):
+                return known
+        return activations.sector(layer)
+
+
+def _settings(layer: nn.Module) -> dict[str, Any]:
+    return {
+        k: v for k, v in vars(layer).items() if isinstance(v, (int, float, str)) and k[0] != "_" and k != "training"
+    }
+
+
+@dataclass
+class Free:
+    """The free parameters.
+
+    Attributes:
+        weights: Parameters of the user's module by name: free matrices, and everything else as it is.
+        bound: ℓ, scalar.
+        extra: Group -> role (``log_alpha``, ``skew``, ``log_multiplier``, ``log_balance``, ``margin``) -> tensor.
+    """
+
+    weights: Mapping[str, Tensor]
+    bound: Tensor
+    extra: Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass
+class Explicit:
+    """The explicit form of a network.
+
+    Attributes:
+        weights: Explicit matrices by parameter name (only those that differ from the free ones); those of
+            convolutions are :class:`~ldlt.images.convolutions.CirculantWeight`.
+        multipliers: Group -> ``Λ``, one per row of the group.
+        output: ``F_y`` (k, q): the generator of the output; the constant of the map ``a·y`` is ``ℓ‖F_y' a‖``. On a grid
+            (f, k, q) with k features per cell.
+        bound: ℓ.
+        layout: How the output lies on a grid.
+        magnitude: Makes the magnitudes of the outputs before cancellation, ``Σ_j |B_ij| s_j``, (k,) or one per local
+            feature: a relative error of the weights changes an output's row of ``F_y`` by that much at most.
+        watched: ``F_t`` of the value that was asked for, when it was made.
+    """
+
+    weights: dict[str, Tensor]
+    multipliers: dict[str, Tensor]
+    output: Tensor
+    bound: Tensor
+    layout: Layout
+    magnitude: Callable[[], Tensor]
+    watched: Tensor | None = None
+
+
+class Sweep:
+    """One run of the rule over a graph.
+
+    Args:
+        blueprint: Structure of the network.
+        module: The user's module; its constants and its activations are read, its matrices come from ``free``.
+        free: The free parameters.
+        batch: Size of the batch the weights are made for: maps that are larger may come in factored form. None: all are
+            explicit.
+        watch: A value of the graph whose generator is wanted.
+    """
+
+    def __init__(
+        self, blueprint: Blueprint, module: nn.Module, free: Free, batch: int | None = None, watch: str | None = None
+    ) -> None:
+        self.blueprint, self.module, self.given, self.batch, self.watch = blueprint, module, free, batch, watch
+        self.graph, self.plan = blueprint.graph, blueprint.plan
+        self.tensors = self.graph.tensors(module)
+        source = self.graph.input
+        self.live = Live(source.name, Layout.of(source.shape, self.plan.cells), free.bound, blueprint.contraction.unit)
+        self.weights: dict[str, Tensor] = {}  # parameter name -> explicit matrix so far
+        self.multipliers: dict[str, Tensor] = {}
+        self.watched: Tensor | None = None
+        self.transported = {s.transport for s in self.plan.steps if s.transport is not None}
+
+    def run(self) -> Explicit:
+        """The explicit form."""
+        for step in self.plan.steps:
+            node: Any = self.graph.index.get(step.transport or "")
+            if step.cells is None and self.live.cells is not None and _makes_vector(node):
+                parents = [(p, self.graph[p].shape) for p in node.parents]
+                kept = [v for v in step.live if v != node.name]
+                self.live.leave_grid(node.name, node.features, node.bind(self.tensors), parents, kept)
+            else:
+                self.live.coarsen(step.cells)
+                if step.transport is not None:
+                    self._transport(step.transport)
+                elif step.group is not None:
+                    self._eliminate(self.plan.groups[step.group], step)
+                elif step.joins is not None:
+                    self._join(step.joins)
+            # What is eliminated later does not change the constant of a value.
+            if self.watch is not None and self.watch in (step.transport, step.joins):
+                self.watched = _flat(self.live[self.watch])
+            self.live.keep(step.live)
+        output, layout, magnitude = self._finish()
+        return Explicit(self.weights, self.multipliers, output, self.given.bound, layout, magnitude, self.watched)
+
+    # -- transport ---------------------------------------------------------------------------------------------------
+
+    def _transport(self, name: str) -> None:
+        node = self.graph[name]
+        parents = [self.live[p] for p in node.parents]
+        if isinstance(node, Wire) and node.role == "order":
+            self.live[name] = parents[0]
+            return
+        move: Map
+        if isinstance(node, Affine):
+            move = Maps([self._matrix(node, self.live.cells)])
+        elif isinstance(node, Wire) and node.role == "sum":
+            move = Sum(node.scales)
+        elif isinstance(node, Wire) and self.live.cells is not None:
+            move = Maps(self._wired(node, self.live.cells))
+        else:
+            assert isinstance(node, Wire)
+            shapes = [self.graph[p].shape for p in node.parents]
+            move = Run(node.linear(self.tensors), shapes, node.role == "rearrange")
+        self.live[name] = transport(move, parents, Layout.of(node.shape, self.live.cells))
+
+    def _matrix(self, node: Affine, cells: Cells) -> Tensor:
+        """What a map is on a grid: the explicit one, or the free one where it is not known yet."""
+        known = self.weights.get(node.weight)
+        if isinstance(known, CirculantWeight):
+            return known.on(cells)
+        return self._free_matrix(node, cells) if known is None else known
+
+    def _free_matrix(self, node: Affine, cells: Cells) -> Tensor:
+        weight = self.given.weights[node.weight]
+        if not isinstance(node, Convolution):
+            return weight
+        key = (node.name, cells)
+        if key not in self.blueprint.wiring:
+            assert isinstance(node.spec, Spec)
+            inputs = self.graph[node.parents[0]].shape
+            self.blueprint.wiring[key] = Taps(node.spec, node.kernel, inputs, node.shape, cells)
+        taps: Taps = self.blueprint.wiring[key]
+        return taps(weight)
+
+    def _wired(self, node: Wire, cells: tuple[int, ...]) -> list[Taken | Tensor]:
+        """The maps of a fixed operation on a grid."""
+        maps: list[Taken | Tensor] | None = self.blueprint.wiring.get((node.name, cells))
+        if maps is None:
+            shapes = [self.graph[p].shape for p in node.parents]
+            found = local_maps(node, self.tensors, shapes, cells)
+            maps = [Taken.of(m, local(s, cells)) if m.ndim == 1 else m for m, s in zip(found, shapes, strict=True)]
+            if not node.constants:  # what depends on a tensor of the module is made anew in every pass
+                self.blueprint.wiring[node.name, cells] = maps
+        return maps
+
+    def _join(self, name: str) -> None:
+        """Put the groups of one activation together."""
+        names, _ = self.plan.parts(name)
+        parts = [self.live[n] for n in names]
+        gen = parts[0]
+        if len(parts) > 1:
+            order = torch.cat([r for n in names if (r := self.plan.places[n].rows) is not None]).argsort()
+            maps, start = [], 0
+            for part in parts:
+                index = order - start
+                inside = (index >= 0) & (index < part.features)
+                maps.append(Taken.of(torch.where(inside, index, -1), part.features))
+                start += part.features
+            gen = transport(Maps(maps), parts, Layout.of(self.graph[name].shape, self.live.cells))
+        self.live[name] = gen
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def _slopes(self, group: Group) -> Slopes:
+        """Sector of the neurons of a group."""
+        node, place = self.graph[group.node], self.plan.places[group.name]
+        assert isinstance(node, Activation)
+        sector, like = self.blueprint.sector(node, self.module), self.given.bound
+
+        def per_neuron(value: Tensor | float) -> Tensor | float:
+            if not isinstance(value, Tensor):
+                return value
+            flat = value.reshape(-1, 1).to(like)  # one number for all, one per channel, or one per feature
+            flat = flat.expand(-1, node.features // len(flat)).reshape(-1)
+            return flat if place.features is None else flat[place.features.to(flat.device)]
+
+        shared = None if place.shared is None else place.shared.to(like.device)
+        return Slopes(per_neuron(sector.center), per_neuron(sector.radius), shared, place.count)
+
+    def _eliminate(self, group: Group, step: Step) -> None:
+        place = self.plan.places[group.name]
+        slopes, extra = self._slopes(group), self.given.extra[group.name]
+        if group.free:
+            frame = self.live.factor(group.members, step.live)
+            multiplier = self._multiplier(group, slopes)
+            contracted = self._contracted(group, frame, slopes, multiplier)
+            lazy = self._lazy(group)
+            maps = self.live.free(group.name, frame, contracted, slopes, multiplier, step.live, place.layout, lazy)
+            self._assign(group, maps)
+        else:
+            rows = None if place.rows is None else place.rows.to(self.given.bound.device)
+            margin = _LARGEST_MARGIN * torch.sigmoid(bounded(extra["margin"], MARGIN))
+            balance = positive(extra["log_balance"], BALANCE)
+            if group.node in self.plan.images:
+                balance = balance[slopes.shared]
+            value = self.live[group.value].rows(rows)
+            multiplier = self.live.given(group.name, value, slopes, balance, margin, step.live, place.layout)
+        if place.every is not None and slopes.shared is not None:  # from those of a cell to every row
+            values = multiplier.new_zeros(slopes.count).index_copy(0, slopes.shared, multiplier)
+            multiplier = values[place.every.to(multiplier.device)]
+        self.multipliers[group.name] = multiplier
+
+    def _multiplier(self, group: Group, slopes: Slopes) -> Tensor:
+        found = positive(self.given.extra[group.name]["log_multiplier"])
+        return found if slopes.shared is None else found[slopes.shared]
+
+    def _contracted(self, group: Group, frame: Frame, slopes: Slopes, multiplier: Tensor) -> Contracted:
+        return self.blueprint.contraction(
+            self._project(group, frame), self._extra(group), self._straight(group, slopes)
+        )
+
+    def _headed(self, group: Group, frame: Frame) -> Tensor:
+        cells = self.plan.places[group.name].layout.cells
+        options = () if cells is None else (cells,)
+        return self.blueprint.head(self._project(group, frame), self._extra(group), *options)
+
+    def _straight(self, group: Group, slopes: Slopes) -> bool:
+        """Whether ``K`` is only divided by."""
+        rho = slopes.rho
+        return group.name in self.plan.straight and not isinstance(rho, Tensor) and abs(rho) in (0, 1)
+
+    def _lazy(self, group: Group) -> bool:
+        """Whether the group's map is better applied to the batch factor by factor than multiplied out."""
+        if self.batch is None or len(group.members) != 1:
+            return False
+        (term,) = group.terms
+        plain = term.rows is None and term.scale == 1 and term.affine not in self.transported
+        plain = plain and not isinstance(self.graph[term.affine], Convolution)
+        return plain and self.batch < min(group.size, self.graph[term.members[0]].features)
+
+    def _project(self, group: Group, frame: Frame) -> Tensor:
+        cells = self.plan.places[group.name].layout.cells
+        return frame.project(self._split(group, lambda affine: self._free_matrix(affine, cells)))
+
+    def _split(self, group: Group, matrix: Callable[[Affine], Tensor]) -> list[Tensor]:
+        """Columns of the terms' matrices by member, rows in the order of the group."""
+        place, found = self.plan.places[group.name], []
+        for term, rows in zip(group.terms, place.terms, strict=True):
+            node = self.graph[term.affine]
+            assert isinstance(node, Affine)
+            x = matrix(node)
+            x = x if rows is None else x[..., rows.to(x.device), :]
+            if len(term.members) == 1:
+                found.append(x)
+                continue
+            sizes = [Layout.of(self.graph[m].shape, place.layout.cells).features for m in term.members]
+            found += x.split(sizes, -1)
+        return found
+
+    def _extra(self, group: Group) -> dict[str, Tensor]:
+        """The contraction's other parameters; a square one of channels is used at every pixel of a cell."""
+        found, place = dict(self.given.extra[group.name]), self.plan.places[group.name]
+        if "skew" in found and len(found["skew"]) != place.layout.features:
+            shape = self.graph[group.value].shape
+            features = torch.arange(math.prod(shape)) if place.features is None else place.features
+            pixels = math.prod(shape[1:])
+            owner, pixel = torch.unique(features // pixels, return_inverse=True)[1], features % pixels
+            found["skew"] = found["skew"][owner][:, owner] * (pixel[:, None] == pixel)
+        return found
+
+    def _assign(self, group: Group, maps: list[Tensor]) -> None:
+        """Store the explicit rows of the group's affine maps."""
+        place, waiting = self.plan.places[group.name], list(maps)
+        for term, rows in zip(group.terms, place.terms, strict=True):
+            own, waiting = waiting[: len(term.members)], waiting[len(term.members) :]
+            matrix = torch.cat(own, -1) if len(own) > 1 else own[0]
+            matrix = matrix if term.scale == 1 else matrix / term.scale
+            node = self.graph[term.affine]
+            assert isinstance(node, Affine)
+            cells = place.layout.cells
+            if rows is not None:
+                base = self._matrix(node, cells)
+                matrix = base.index_copy(-2, rows.to(base.device), matrix)
+            if isinstance(node, Convolution):
+                assert isinstance(node.spec, Spec)
+                inputs, like = self.graph[node.parents[0]].shape, self.given.weights[node.weight]
+                matrix = CirculantWeight(matrix, cells, node.spec, inputs, node.shape, like)
+            self.weights[node.weight] = matrix
+
+    # -- output ------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> tuple[Tensor, Layout, Callable[[], Tensor]]:
+        """``F_y``, its layout, and what makes its magnitudes."""
+        group = self.plan.output
+        if not group.free:
+            gen = self.live[group.value]
+            return _flat(gen), gen.layout, gen.magnitude
+        layout = self.plan.places[group.name].layout
+        self.live.keep(group.members)
+        self.live.coarsen(layout.cells)
+        frame = self.live.factor(group.members, ())
+        matrix = self.blueprint.head.settle(frame.soften(self._headed(group, frame)), layout.cells)
+        maps = frame.right_divide(matrix)
+        self._assign(group, maps)
+        return matrix, layout, lambda: _magnitude(maps, frame, layout.cells)
+
+
+def _makes_vector(node: Any) -> bool:
+    """Whether a node makes a vector from images by a fixed operation."""
+    return isinstance(node, Wire) and node.role in ("linear", "rearrange") and len(node.shape) == 1
+
+
+def _flat(gen: Generator) -> Tensor:
+    """``F_t`` (k, q)."""
+    return torch.cat([gen.flat(b) for b in gen.blocks], -2).mH
+
+
+def _magnitude(maps: Sequence[Tensor], frame: Frame, cells: Cells) -> Tensor:
+    """``Σ_j |B_ij| s_j`` of output maps (k, d), or on a grid (f, k, d), and the members they read."""
+    found = []
+    for matrix, member in zip(maps, frame.members, strict=True):
+        singular = any(isinstance(v, Square) and v.root.singular for v in member.blocks.values())
+        # |w_i| changes by at most (|c| + r)|v_i|, and v_i = C_i F ξ with |C_i F| ≤ 1/(√2 r √Λ_i): (1 + |ρ|) times s.
+        sized = matrix.detach() * (2 * member.size if singular else member.magnitude())
+        if cells is None:
+            found.append(sized.abs().sum(-1))
+        else:  # by Cauchy and Schwarz, over all cells
+            found.append(math.sqrt(math.prod(cells) * sized.shape[-1]) * row_norms(sized, cells))
+    return torch.stack(found).sum(0)

@@ -1,0 +1,413 @@
+r"""Convolutions on a grid: transfer functions of weights, explicit maps in place of weights, frozen layers, wiring.
+
+Every convolution of PyTorch, strided, dilated, grouped or transposed, is linear in its taps. On a grid that it commutes
+with its transfer function is therefore
+
+.. math:: T(k)_{(o, p), (i, p')} = \sum_t W_{o i t}\, E_t(k)_{p p'} ,
+
+with ``o``, ``i`` channels, ``p``, ``p'`` pixels of a cell and ``E_t`` the response of tap ``t`` alone. ``E`` is found
+once by running the layer's own operation on unit impulses; the transfer function is then one small matrix product.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ldlt.errors import ShapeError
+from ldlt.graph import Convolution, Graph, Node, Tensors, Wire, lookup
+from ldlt.graph.convolution import Cells, Spec, commutes, meet, natural
+from ldlt.images import grids
+from ldlt.images.grids import Fold, from_cells, impulses, local, phases, to_cells, transfer
+
+__all__ = [
+    "CirculantWeight",
+    "CircularConv",
+    "FrozenSpec",
+    "RememberUnpadded",
+    "Taps",
+    "local_maps",
+    "node_cells",
+    "unrolls",
+]
+
+
+class Taps:
+    """The transfer function of a convolution on one grid, as a function of its weight.
+
+    Args:
+        spec: What the layer computes.
+        kernel: Size of the kernel.
+        inputs: Shape (c_in, *spatial).
+        outputs: Shape (c_out, *spatial).
+        cells: The grid.
+    """
+
+    def __init__(
+        self, spec: Spec, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...], cells: Cells
+    ) -> None:
+        self.spec, self.cells = spec, cells
+        grid = (1,) * spec.dims if cells is None else cells
+        self.inner, self.outer = math.prod(phases(inputs, cells)), math.prod(phases(outputs, cells))
+        count = math.prod(kernel)
+        start = impulses(self.inner, grid)
+        each = torch.eye(count, dtype=torch.float64).reshape(count, 1, *kernel)  # one output channel per tap
+        each = each.transpose(0, 1) if spec.transposed else each
+        with torch.no_grad():
+            y = spec.run(from_cells(start, (1, *inputs[1:])), each, groups=1)  # (p', t, *spatial)
+            response = transfer(to_cells(y, grid), cells)  # (f, p', t p)
+        response = response.reshape(-1, self.inner, count, self.outer).permute(0, 3, 1, 2)
+        self.response = response.reshape(-1, count)  # (f p p', t)
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """``T`` (f, m_out, m_in) of the layer's weight."""
+        taps = self.spec.taps(weight)
+        out, inp, _ = taps.shape
+        response = self.response.to(weight.device)
+        columns = taps.reshape(out * inp, -1).mT
+        if self.cells is None:
+            found = response.to(weight.dtype) @ columns
+        else:
+            found = torch.complex(response.real.to(weight.dtype) @ columns, response.imag.to(weight.dtype) @ columns)
+        if self.inner == self.outer == 1:
+            found = found.reshape(-1, out, inp)
+        else:
+            found = found.reshape(-1, self.outer, self.inner, out, inp).permute(0, 3, 1, 4, 2)
+            found = found.reshape(-1, out * self.outer, inp * self.inner)
+        return found[0] if self.cells is None else found
+
+
+_CALLS = {
+    F.conv1d,
+    F.conv2d,
+    F.conv3d,
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+}
+
+
+class RememberUnpadded(TorchFunctionMode):
+    """Within this context an image that ``F.pad`` has continued circularly remembers the image it was made from.
+
+    A layer pads its input before it calls the convolution. An explicit map has no use for the border: cropping it gives
+    the right numbers, but its gradient takes the long way back through the padding, which was measured at a third of
+    a training step. With this, :class:`CirculantWeight` reads the image itself.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        options = kwargs or {}
+        found = func(*args, **options)
+        if func is F.pad and "circular" in (options.get("mode"), *args[2:3]) and found.requires_grad:
+            image = options["input"] if "input" in options else args[0]
+            found._unpadded = (image, image._version, found._version)
+        return found
+
+
+def _unpadded(x: Tensor) -> Tensor | None:
+    """The image that ``x`` was padded from, if that is known and neither has been changed since."""
+    image, *versions = getattr(x, "_unpadded", (None,))
+    return image if image is not None and versions == [image._version, x._version] else None
+
+
+class CirculantWeight(Tensor):
+    """The explicit map of a convolution layer, which the layer's own forward function applies.
+
+    The normalised kernel is as large as the image, so it cannot stand in the layer as a weight of the same shape.
+    Whoever calls ``F.conv2d`` and the like with this tensor as the weight gets the explicit map, applied in the Fourier
+    domain; the layer's stride, padding and groups are part of the map already.
+
+    Args:
+        spectrum: Transfer function (f, m_out, m_in), or a matrix (m_out, m_in) on a grid of one cell.
+        cells: The grids.
+        spec: Arguments of the layer.
+        inputs: Shape (c_in, *spatial).
+        outputs: Shape (c_out, *spatial).
+        like: The layer's own weight, whose shape this tensor pretends to have.
+    """
+
+    spectrum: Tensor
+    cells: Cells
+    spec: Spec
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def __new__(  # noqa: D102
+        cls,
+        spectrum: Tensor,
+        cells: Cells,
+        spec: Spec,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        like: Tensor,
+    ) -> CirculantWeight:
+        self: CirculantWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, like.shape, dtype=like.dtype, device=spectrum.device, requires_grad=False
+        )
+        self.spectrum, self.cells, self.spec, self.inputs, self.outputs = spectrum, cells, spec, inputs, outputs
+        return self
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"CirculantWeight({self.inputs} -> {self.outputs}, cells={self.cells})"
+
+    def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's output (batch, *outputs) for x (batch, c_in, *spatial), padded or not."""
+        if tuple(x.shape[1:]) != self.inputs:
+            image = _unpadded(x)
+            x = self.spec.crop(x, self.inputs[1:]) if image is None else image
+        y = grids.apply(self.spectrum, x, self.cells, self.outputs)
+        return y if bias is None else y + bias.reshape(-1, *(1,) * self.spec.dims)
+
+    def on(self, cells: Cells) -> Tensor:
+        """The transfer function on a coarser grids."""
+        if cells == self.cells:
+            return self.spectrum
+        assert self.cells is not None
+        parts = [grids.phases(s, self.cells) for s in (self.outputs, self.inputs)]
+        return Fold(self.cells, cells).both(self.spectrum, *parts)
+
+    def kernel(self) -> Tensor:
+        """``K`` (m_out, m_in, *cells): ``y[i] = Σ_j K[i − j] x[j]`` on cells."""
+        if self.cells is None:
+            return self.spectrum.reshape(*self.spectrum.shape, *(1,) * self.spec.dims)
+        return grids.kernel(self.spectrum, self.cells)
+
+    def matrix(self) -> Tensor:
+        """The unrolled map, (features of the output, features of the input)."""
+        return self.on(None)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        options = dict(kwargs or {})
+        if func in _CALLS:
+            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | options
+            weight = given["weight"]
+            if isinstance(weight, CirculantWeight):
+                return weight.apply_to(given["input"], given.get("bias"))
+        if func is Tensor.detach:
+            (old,) = args
+            return CirculantWeight(old.spectrum.detach(), old.cells, old.spec, old.inputs, old.outputs, old)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **options)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        # There is no tensor of this shape behind it: anything but a convolution is a mistake, not a slow path.
+        raise TypeError(
+            f"{func} needs the numbers of a convolution's weight, but its explicit map is as large as the image: "
+            "use its matrix(), kernel() or spectrum"
+        )
+
+
+@dataclass(frozen=True)
+class FrozenSpec:
+    """A frozen convolution (:class:`CircularConv`): its weight is the kernel ``K`` (m_out, m_in, *cells).
+
+    Attributes:
+        inputs: Shape (c_in, *spatial).
+        outputs: Shape (c_out, *spatial).
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What the layer computes for x (batch, c_in, *spatial)."""
+        grid = tuple(weight.shape[2:])
+        cells = grid if math.prod(grid) > 1 else None
+        y = grids.apply(transfer(weight, cells).contiguous(), x, cells, self.outputs)
+        return y if bias is None else y + bias.reshape(-1, *(1,) * len(grid))
+
+    def unrolled(self, weight: Tensor, inputs: tuple[int, ...], exact: bool = False) -> Tensor:
+        """The matrix (features of the output, features of the input); every entry is one of the weight's."""
+        grid = tuple(weight.shape[2:])
+        if math.prod(grid) == 1:
+            return weight.reshape(weight.shape[:2])
+        return Fold(grid, None).unrolled(weight, phases(self.outputs, grid), phases(self.inputs, grid))
+
+    def cells(self, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Cells:
+        """The grid."""
+        return kernel if math.prod(kernel) > 1 else None
+
+
+# Nanoseconds on one core with AVX-512, float32; only their ratios matter.
+_MULTIPLY = 0.022  # a multiply-add of a matrix product
+_LOAD = 1.5  # an entry of a matrix, gathered from the kernel once per batch
+_NUMBER = 6.0  # a number that goes through a transform
+_SHORT = 45.0  # further time per number, over the length of the transform: short ones are slow
+_CALL = 130_000.0  # the calls of the Fourier path, once per batch
+_BATCH = 32  # images per batch for which the choice is made
+_LARGEST = 1 << 22  # entries of a matrix
+
+
+def unrolls(outputs: int, inputs: int, cells: tuple[int, ...]) -> bool:
+    r"""Whether a kernel is applied as the unrolled matrix rather than in the Fourier domain, by estimated time.
+
+    With ``N`` cells of which ``f`` frequencies are kept, sides ``g`` (their geometric mean), and batches of ``b``:
+
+    .. math::
+
+        t_\text{matrix} = m_\text{out} m_\text{in} N^2 \Bigl(c_\text{mul} + \frac{c_\text{load}}{b}\Bigr), \qquad
+        t_\text{Fourier} = (m_\text{out} + m_\text{in}) N \Bigl(c_\text{num} + \frac{c_\text{short}}{g}\Bigr)
+            + 4 f m_\text{out} m_\text{in} c_\text{mul} + \frac{c_\text{call}}{b} .
+
+    Args:
+        outputs: Local features of a cell of the output.
+        inputs: Local features of a cell of the input.
+        cells: Number of cells along each dimension.
+
+    Example:
+        >>> unrolls(8, 8, (8, 8)), unrolls(64, 64, (16, 16))
+        (True, False)
+    """
+    count, pairs = math.prod(cells), outputs * inputs
+    entries = pairs * count**2
+    matrix = entries * (_MULTIPLY + _LOAD / _BATCH)
+    side = count ** (1 / len(cells))
+    frequencies = math.prod(cells[:-1]) * (cells[-1] // 2 + 1)
+    fourier = (outputs + inputs) * count * (_NUMBER + _SHORT / side) + 4 * frequencies * pairs * _MULTIPLY
+    return entries <= _LARGEST and matrix < fourier + _CALL / _BATCH
+
+
+class CircularConv(nn.Module):
+    r"""``y[i] = Σ_j K[i − j] x[j] + b`` on a periodic grid of cells, for images of one size: a frozen convolution.
+
+    On images whose cells are pixels this is a circular convolution with a kernel as large as the image. Strides,
+    transposed convolutions and kernels that differ between the pixels of a cell are covered by cells of several pixels
+    (see ``ldlt.images.grids``). What it computes with is made from the kernel in every pass.
+
+    Args:
+        kernel: ``K`` (m_out, m_in, \*cells), real: local features of a cell to local features.
+        inputs: Shape (c_in, \*spatial) of the images that are read.
+        outputs: Shape (c_out, \*spatial) of the images that are made.
+        bias: (c_out,) or None.
+
+    Attributes:
+        unrolled: Whether inference uses the unrolled matrix (see :func:`unrolls`) or the Fourier domain.
+
+    Shape:
+        Input (batch, \*inputs), output (batch, \*outputs).
+    """
+
+    def __init__(
+        self, kernel: Tensor, inputs: tuple[int, ...], outputs: tuple[int, ...], bias: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.weight = nn.Parameter(kernel.detach().clone())
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.unrolled = unrolls(kernel.shape[0], kernel.shape[1], tuple(kernel.shape[2:]))
+
+    @classmethod
+    def of(cls, weight: CirculantWeight, bias: Tensor | None, like: Tensor) -> CircularConv:
+        """The frozen form of an explicit map, in the precision of ``like``."""
+        found = cls(weight.kernel().to(like), weight.inputs, weight.outputs, bias)
+        found.weight.requires_grad_(like.requires_grad)
+        if found.bias is not None and bias is not None:
+            found.bias.requires_grad_(bias.requires_grad)
+        return found
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        """Number of cells along each dimension."""
+        return tuple(self.weight.shape[2:])
+
+    @property
+    def spec(self) -> FrozenSpec:
+        """What the layer computes."""
+        return FrozenSpec(self.inputs, self.outputs)
+
+    ldlt_frozen = spec
+
+    def matrix(self) -> Tensor:
+        """The unrolled map, (features of the output, features of the input); every entry is one of the kernel's."""
+        return self.spec.unrolled(self.weight, self.inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolved images."""
+        if tuple(x.shape[1:]) != self.inputs:
+            raise ShapeError(
+                f"this frozen convolution is for images of shape {self.inputs}, not {tuple(x.shape[1:])}: its kernel "
+                "is as large as they are"
+            )
+        if not self.unrolled or (torch.is_grad_enabled() and self.weight.requires_grad):
+            return self.spec.run(x, self.weight, self.bias)
+        y = grids.apply(self.matrix(), x, None, self.outputs)
+        return y if self.bias is None else y + self.bias.reshape(-1, *(1,) * (len(self.outputs) - 1))
+
+    def extra_repr(self) -> str:
+        """Shapes."""
+        return f"{self.inputs} -> {self.outputs}, cells={self.cells}"
+
+
+def node_cells(graph: Graph, module: nn.Module, node: Node) -> Cells:
+    """The finest grid on which an operation on images commutes with shifts; None if there is none."""
+    parents = [graph[p].shape for p in node.parents]
+    if isinstance(node, Convolution):
+        return node.spec.cells(node.kernel, parents[0], node.shape)
+    cells = natural(node.shape)
+    for shape in parents:
+        cells = meet(cells, natural(shape))
+    if isinstance(node, Wire) and not commutes(node.bind(graph.tensors(_anything(module))), cells, parents):
+        return None
+    return cells
+
+
+def _anything(module: nn.Module) -> Callable[[str], Tensor]:
+    """The tensors of a module with other numbers: whether an operation commutes must not depend on those it has."""
+
+    def read(path: str) -> Tensor:
+        found: Tensor = lookup(module, path)
+        if not found.is_floating_point():  # a table of indices: any other one would be a guess
+            return found
+        generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
+        return 0.5 + torch.rand(found.shape, generator=generator, dtype=torch.float64)
+
+    return read
+
+
+def local_maps(node: Wire, tensors: Tensors, shapes: Sequence[tuple[int, ...]], cells: tuple[int, ...]) -> list[Tensor]:
+    """The maps of an operation that commutes with the grid, one per parent, found by running it on unit impulses.
+
+    Each is an index of local features (−1 for zeros), a matrix, or a transfer function.
+
+    Args:
+        node: The operation.
+        tensors: Gives its constants.
+        shapes: Shapes of the parents.
+        cells: The grid.
+    """
+    found = []
+    for place, shape in enumerate(shapes):
+        count = local(shape, cells)
+        start = impulses(count, cells)
+        xs = [torch.zeros(count, *s, dtype=torch.float64) for s in shapes]
+        xs[place] = from_cells(start, shape)
+        with torch.no_grad():
+            y = to_cells(node.bind(tensors)(*xs), cells).transpose(0, 1)  # (m_out, m_in, *cells)
+        found.append(transfer(y, cells) if node.constants else _simplest(y, cells))
+    return found
+
+
+def _simplest(kernels: Tensor, cells: tuple[int, ...]) -> Tensor:
+    """Indices, a matrix or a transfer function, whichever is enough for kernels (m_out, m_in, *cells)."""
+    flat = kernels.reshape(*kernels.shape[:2], math.prod(cells))
+    if bool((flat[..., 1:] != 0).any()):
+        return transfer(kernels, cells)
+    matrix = flat[..., 0]
+    plain = bool(((matrix == 0) | (matrix == 1)).all()) and bool((matrix.sum(1) <= 1).all())
+    if not plain:
+        return matrix
+    index = matrix.argmax(1)
+    return torch.where(matrix.sum(1) == 0, -1, index)
