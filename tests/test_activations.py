@@ -275,7 +275,7 @@ def test_rrelu_covers_training_and_evaluation(lower: float, upper: float) -> Non
         (prelu([0.5, math.nan]), "PReLU: weight"),
         (nn.RReLU(math.nan, 0.5), "RReLU: 'lower'"),
         (Clamp(min=math.nan), "Clamp: 'min'"),
-        (nn.Softmax(dim=1), "Softmax.*mixes the entries.*logits"),
+        (nn.Softmax(dim=1), "Softmax is a joint nonlinearity.*sector"),
         (nn.LogSoftmax(dim=1), "LogSoftmax.*mixes the entries.*logits"),
         (nn.Softmin(dim=1), "Softmin.*mixes the entries.*logits"),
         (nn.Softmax2d(), "Softmax2d.*mixes the channels.*logits"),

@@ -477,9 +477,9 @@ def is_activation(module: nn.Module) -> bool:
     """Return whether the class of a module has a rule: elementwise (built in or registered) or joint.
 
     The rule may still refuse its arguments: ``Hardshrink`` is an activation that :func:`sector` refuses.
-    Modules that are refused as a class, such as ``Softmax``, are none.
+    Modules that are refused as a class, such as ``Softmin``, are none.
 
-    >>> is_activation(nn.ReLU()), is_activation(MaxMin()), is_activation(nn.Softmax(dim=1))
+    >>> is_activation(nn.ReLU()), is_activation(MaxMin()), is_activation(nn.Softmin(dim=1))
     (True, True, False)
     """
     return _find(module, _BOUNDS) is not None or _find(module, _JOINT) is not None

@@ -121,15 +121,20 @@ class _Known(TorchFunctionMode):
 
     Args:
         functions: Whether activations are exported, too; without, the mode only switches dropout off.
+        training: Whether the module is in training mode: dropout that is on in evaluation is refused.
     """
 
-    def __init__(self, functions: bool = True) -> None:
+    def __init__(self, functions: bool = True, training: bool = False) -> None:
         super().__init__()
-        self.functions = functions
+        self.functions, self.training = functions, training
         self.made: dict[str, nn.Module] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         options = dict(kwargs or {})
+        if func in _CHANCE and not self.training:
+            default = func in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+            if args[2] if len(args) > 2 else options.get("training", options.get("train", default)):
+                raise GraphError("dropout that is on in evaluation is random; pass training=self.training")
         if func in _CHANCE and not options.get("inplace", False) and args[3:4] != (True,):
             return args[0] if args else options["input"]
         if self.functions and func in _FUNCTIONS and not activations.is_inplace(func, args[1:], options):
@@ -141,7 +146,7 @@ class _Known(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _opaque(module: nn.Module) -> Iterator[dict[str, nn.Module]]:
+def _opaque(module: nn.Module, training: bool = False) -> Iterator[dict[str, nn.Module]]:
     """Within this context known layers export as one operation; yields those that functions were turned into."""
     swapped: list[nn.Module] = []
 
@@ -159,7 +164,7 @@ def _opaque(module: nn.Module) -> Iterator[dict[str, nn.Module]]:
                 swap(layer, partial(_run_frozen, path=path, shape=list(cast(Any, layer).outputs)))
             elif activations.is_activation(layer):
                 swap(layer, partial(_run_activation, path=path))
-        with _Known() as known:
+        with _Known(training=training) as known:
             yield known.made
     finally:
         for layer in swapped:
@@ -180,7 +185,7 @@ def _quiet() -> Iterator[None]:
 def _program(module: nn.Module, shape: tuple[int, ...], training: bool) -> tuple[ExportedProgram, dict[str, nn.Module]]:
     like = reference(module)
     x = torch.zeros(3, *shape, dtype=like.dtype, device=like.device)
-    with evaluating(module), warnings.catch_warnings(), _quiet(), _opaque(module) as made:
+    with evaluating(module), warnings.catch_warnings(), _quiet(), _opaque(module, training) as made:
         warnings.simplefilter("ignore")
         if training:
             module.train()
@@ -909,7 +914,7 @@ def _check(module: nn.Module, graph: Graph) -> None:
                 if isinstance(m, (*_DROPOUT, nn.RReLU, nn.modules.batchnorm._BatchNorm)):
                     m.eval()
             try:
-                with _Known(functions=False):
+                with _Known(functions=False, training=training):
                     together = twin(x.clone())
                     apart = torch.cat([twin(x[i : i + 1].clone()) for i in range(len(x))])
                 expected = evaluate(graph, twin, x.clone())
