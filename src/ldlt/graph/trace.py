@@ -919,7 +919,10 @@ def _check(module: nn.Module, graph: Graph) -> None:
                     apart = torch.cat([twin(x[i : i + 1].clone()) for i in range(len(x))])
                 expected = evaluate(graph, twin, x.clone())
                 strewn = expected
-                with contextlib.suppress(RuntimeError), _Known(functions=False):  # a view that such an input has not
+                with (
+                    contextlib.suppress(RuntimeError),
+                    _Known(functions=False, training=training),
+                ):  # a view that such an input has not
                     strewn = twin(x.movedim(0, -1).contiguous().movedim(-1, 0))
             except LdltError:
                 raise
