@@ -81,7 +81,7 @@ class Elimination:
         for node in graph.nodes:
             with torch.no_grad():
                 self.live[node.name] = visit(node, [self.live[p] for p in node.parents], self)
-        y = self.live[graph.output].flatten(1)
+        y = _flat(self.live[graph.output])
         self.norms["(output)"] = float(torch.linalg.matrix_norm(y, 2))
 
     def input(self, node: Input) -> Tensor:
@@ -91,10 +91,10 @@ class Elimination:
         return node.linear(self.tensors)(*parents)
 
     def affine(self, node: Affine, parent: Tensor) -> Tensor:
-        return (parent.flatten(1) @ self.maps(node, parent.flatten(1)).T).reshape(-1, *node.shape)
+        return (_flat(parent) @ self.maps(node, _flat(parent)).T).reshape(-1, *node.shape)
 
     def activation(self, node: Activation, parent: Tensor) -> Tensor:
-        v = parent.flatten(1)
+        v = _flat(parent)
         center, radius = activations.spread(node.resolve(self.module), node.shape)
         weight = self.multipliers(node, v)
         u = (2 * weight).sqrt()[:, None] * radius[:, None] * v.T
@@ -103,9 +103,13 @@ class Elimination:
         noise = torch.linalg.solve_triangular(root, u, upper=False)  # K U
         own = torch.diag((2 * weight).rsqrt())
         for name, x in self.live.items():
-            new = noise @ x.flatten(1)
+            new = noise @ _flat(x)
             self.live[name] = torch.cat([x, new.reshape(-1, *x.shape[1:]), x.new_zeros(len(own), *x.shape[1:])])
         return torch.cat([center * torch.cat([v, noise @ v]), own]).reshape(-1, *node.shape)
+
+
+def _flat(generator: Tensor) -> Tensor:
+    return generator.reshape(len(generator), -1)
 
 
 def check(

@@ -165,7 +165,7 @@ def known_graph(module: nn.Module, shape: tuple[int, ...]) -> Graph | None:
             layer.__dict__["forward"] = lambda x, p=path, m=layer: builder.layer(p, m, x)
             swapped.append(layer)
         y = module(x)
-    except (_UnknownError, LdltError, RuntimeError, TypeError, AttributeError, IndexError):
+    except Exception:  # the front door understands it, or says why not
         return None
     finally:
         for layer in swapped:

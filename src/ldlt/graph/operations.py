@@ -75,7 +75,7 @@ def mixes(reader: Reader, node: fx.Node) -> None:
     """Linear in the one tensor that depends on the input; all others are constants."""
     if len(reader.live(node)) != 1:
         raise UnsupportedOpError(
-            node.name,
+            reader.label(node),
             "a product or quotient of two functions of the input (gating, attention) has no global Lipschitz bound; "
             "use sums, concatenations, activations, and products with constants",
         )
@@ -92,7 +92,7 @@ def refused(reason: str) -> Rule:
     """Why an operation has no rule, and what to write instead."""
 
     def rule(reader: Reader, node: fx.Node) -> None:
-        raise UnsupportedOpError(node.name, reason)
+        raise UnsupportedOpError(reader.label(node), reason)
 
     return rule
 
@@ -104,18 +104,20 @@ def activates(make: Callable[..., nn.Module | None]) -> Rule:
         source, *rest = node.args
         if any(isinstance(a, fx.Node) for a in (*rest, *node.kwargs.values())):
             raise UnsupportedOpError(
-                node.name,
+                reader.label(node),
                 "an argument that fixes its slopes is a tensor and no number; use a number, or torch.nn.PReLU for "
                 "learned slopes",
             )
         try:
             module = make(*rest, **node.kwargs)
         except LdltError as error:
-            raise UnsupportedOpError(node.name, str(error)) from error
+            raise UnsupportedOpError(reader.label(node), str(error)) from error
         except (AssertionError, TypeError, ValueError) as error:
-            raise UnsupportedOpError(node.name, f"its arguments {tuple(rest)!r} do not fit: {error}") from error
+            raise UnsupportedOpError(
+                reader.label(node), f"its arguments {tuple(rest)!r} do not fit: {error}"
+            ) from error
         if module is None:
-            raise UnsupportedOpError(node.name, "its arguments do not fit an activation")
+            raise UnsupportedOpError(reader.label(node), "its arguments do not fit an activation")
         reader.activation(node, source, module=module)
 
     return rule
@@ -130,7 +132,7 @@ def _sum(left: float, right: float) -> Rule:
     def rule(reader: Reader, node: fx.Node) -> None:
         alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
         if not isinstance(alpha, (int, float)):
-            raise UnsupportedOpError(node.name, "alpha must be a number")
+            raise UnsupportedOpError(reader.label(node), "alpha must be a number")
         pairs = list(zip(node.args[:2], (left, right * alpha), strict=True))
         live = [(a, s) for a, s in pairs if reader.is_live(a)]
         shape = reader.shape(node)
@@ -151,9 +153,11 @@ def _times(reader: Reader, node: fx.Node) -> None:
 
 def _over(reader: Reader, node: fx.Node) -> None:
     if not reader.is_live(node.args[0]):
-        raise UnsupportedOpError(node.name, "a quotient by a function of the input has no global Lipschitz bound")
+        raise UnsupportedOpError(
+            reader.label(node), "a quotient by a function of the input has no global Lipschitz bound"
+        )
     if node.kwargs.get("rounding_mode") is not None:
-        raise UnsupportedOpError(node.name, "a rounded quotient jumps; divide without rounding_mode")
+        raise UnsupportedOpError(reader.label(node), "a rounded quotient jumps; divide without rounding_mode")
     live = [a for a in node.args if reader.is_live(a)]
     numbers = [1 / float(a) if a else math.inf for a in node.args[1:2] if isinstance(a, (int, float))]
     _multiple(reader, node, live, numbers)
@@ -161,7 +165,7 @@ def _over(reader: Reader, node: fx.Node) -> None:
 
 def _multiple(reader: Reader, node: fx.Node, live: Sequence[Any], numbers: Sequence[float]) -> None:
     if not all(map(math.isfinite, numbers)):
-        raise UnsupportedOpError(node.name, "a factor is not a finite number")
+        raise UnsupportedOpError(reader.label(node), "a factor is not a finite number")
     if len(live) == 1 and len(numbers) == 1 and numbers[0] != 0:
         reader.wire(node, "sum", scales=numbers)
     else:
@@ -176,7 +180,7 @@ def _lerp(reader: Reader, node: fx.Node) -> None:
     """``(1 − w) a + w b``."""
     weight = node.args[2]
     if not isinstance(weight, (int, float)) or len(reader.live(node)) != 2 or weight in (0, 1):
-        raise UnsupportedOpError(node.name, "write lerp as a sum of multiples, (1 - w) * a + w * b")
+        raise UnsupportedOpError(reader.label(node), "write lerp as a sum of multiples, (1 - w) * a + w * b")
     reader.wire(node, "sum", scales=[1 - weight, float(weight)], spread=reader.shape(node))
 
 
@@ -190,13 +194,13 @@ def _affine(reader: Reader, node: fx.Node) -> None:
 
 def _where(reader: Reader, node: fx.Node) -> None:
     if reader.is_live(node.args[0]):
-        raise UnsupportedOpError(node.name, "a choice that depends on the input jumps; use an activation")
+        raise UnsupportedOpError(reader.label(node), "a choice that depends on the input jumps; use an activation")
     reader.split(node, fixed=(0,), numbers=(1, 2))
 
 
 def _masked_fill(reader: Reader, node: fx.Node) -> None:
     if reader.is_live(node.args[1]):
-        raise UnsupportedOpError(node.name, "a mask that depends on the input jumps; use an activation")
+        raise UnsupportedOpError(reader.label(node), "a mask that depends on the input jumps; use an activation")
     reader.split(node, fixed=(1,), numbers=(2,))
 
 
@@ -210,7 +214,7 @@ def _pad(reader: Reader, node: fx.Node) -> None:
 
 def _addmm(reader: Reader, node: fx.Node) -> None:
     if reader.is_live(node.args[1]) + reader.is_live(node.args[2]) != 1 or node.kwargs:
-        raise UnsupportedOpError(node.name, "write it as  x @ matrix + bias")
+        raise UnsupportedOpError(reader.label(node), "write it as  x @ matrix + bias")
     reader.split(node, fixed=(1, 2))
 
 
@@ -227,7 +231,7 @@ def _linear(reader: Reader, node: fx.Node) -> None:
     if path is None or len(reader.shape(source)) != 1:
         return reader.split(node, fixed=(1,))
     if 0 in reader.meta(weight).shape:
-        raise UnsupportedOpError(node.name, "the layer has no features")
+        raise UnsupportedOpError(reader.label(node), "the layer has no features")
     own = None if bias is None else reader.plain(bias)
     reader.add(node, Affine(reader.label(node), reader.shape(node), (reader.name(source),), path, own))
     return None
@@ -286,7 +290,7 @@ def _batch_norm(reader: Reader, node: fx.Node) -> None:
     mean, variance = given.get("running_mean"), given.get("running_var")
     if mean is None or variance is None:
         raise UnsupportedOpError(
-            node.name,
+            reader.label(node),
             "normalisation by statistics of the input itself is not globally Lipschitz; use nn.BatchNorm with "
             "track_running_stats=True, or remove it (the network is normalised by construction)",
         )
@@ -428,7 +432,9 @@ def _extreme(sign: int) -> Rule:
         axes = [rest[0]] if rest and isinstance(rest[0], int) else list(cast(Any, rest[0])) if rest else []
         axes = sorted({a % (len(shape) + 1) for a in axes})
         if not axes or 0 in axes:
-            raise UnsupportedOpError(node.name, "it mixes the samples of a batch; name the dimensions behind the batch")
+            raise UnsupportedOpError(
+                reader.label(node), "it mixes the samples of a batch; name the dimensions behind the batch"
+            )
         numbers = _numbers(shape)
         index = (
             numbers.movedim(axes, list(range(-len(axes), 0)))
@@ -451,7 +457,7 @@ def _sort(reader: Reader, node: fx.Node) -> None:
     shape = reader.nodes[source].shape
     axis = given.get("dim", -1) % (len(shape) + 1)
     if axis == 0:
-        raise UnsupportedOpError(node.name, "it mixes the samples of a batch")
+        raise UnsupportedOpError(reader.label(node), "it mixes the samples of a batch")
     order = [i for i in range(len(shape) + 1) if i != axis] + [axis]
     label, lines = reader.label(node), tuple(shape[i - 1] for i in order[1:])
     moved = Wire(f"{label}__lines", lines, (source,), "aten.permute.default", (Ref(0), order), role="rearrange")
@@ -486,7 +492,7 @@ def _pairwise(reader: Reader, node: fx.Node, sign: int) -> None:
     shape = reader.shape(node)
     if len(reader.live(node)) != 2 or any(reader.shape(a) != shape for a in node.args[:2]):
         raise UnsupportedOpError(
-            node.name, "two functions of the input of one shape are expected; use clamp for numbers"
+            reader.label(node), "two functions of the input of one shape are expected; use clamp for numbers"
         )
     features = math.prod(shape)
     parts = []

@@ -268,7 +268,7 @@ def unrolls(outputs: int, inputs: int, cells: tuple[int, ...]) -> bool:
         cells: Number of cells along each dimension.
 
     Example:
-        >>> unrolls(8, 8, (8, 8)), unrolls(64, 64, (16, 16))
+        >>> unrolls(4, 4, (4, 4)), unrolls(64, 64, (16, 16))
         (True, False)
     """
     count, pairs = math.prod(cells), outputs * inputs

