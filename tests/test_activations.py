@@ -291,7 +291,7 @@ def test_rrelu_covers_training_and_evaluation(lower: float, upper: float) -> Non
 def test_refusals_say_why(module: nn.Module, words: str) -> None:
     with pytest.raises(SlopeError, match=words):
         slope_bounds(module)
-    if not isinstance(module, GroupSort | MaxMin | nn.PReLU):
+    if not isinstance(module, GroupSort | MaxMin | nn.Softmax | nn.PReLU):
         with pytest.raises(SlopeError, match=words):
             sector(module)
 
