@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize, spectral_norm
 
 import ldlt
 from ldlt.graph import Activation, Affine, Convolution, Wire, evaluate
+from ldlt.graph.operations import TABLE, register_operation
 from ldlt.graph.trace import trace
 
 
@@ -237,3 +238,10 @@ def test_joint_nonlinearities_keep_their_groups():
     graph = alike(nn.Sequential(nn.Linear(4, 6), ldlt.activations.MaxMin(), nn.Softmax(1), nn.Linear(6, 2)), (4,))
     kinds = [type(n.module or graph).__name__ for n in graph.nodes if isinstance(n, Activation)]
     assert len(kinds) == 2
+
+
+@pytest.mark.parametrize(("names", "rule"), [("", lambda reader, node: None), ("col2im", None), ("  ", None)])
+def test_the_table_takes_names_and_rules_only(names, rule):
+    with pytest.raises(ldlt.OptionError, match="a name and a rule"):
+        register_operation(names, rule)
+    assert "col2im" not in TABLE
