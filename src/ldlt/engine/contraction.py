@@ -21,24 +21,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ldlt.engine.linalg import (
-    SHARE,
-    CayleyMap,
-    Triangular,
-    gram_cholesky,
-    positive,
-    smallest,
-    unbounded,
-)
-from ldlt.errors import InfeasibleError, OptionError
-from ldlt.images.grids import Cells, Fold, Layout, row_norms
+from ldlt.check import choice
+from ldlt.engine.cayley import CayleyMap
+from ldlt.engine.linalg import SHARE, Triangular, gram_cholesky, positive, smallest, unbounded
+from ldlt.errors import InfeasibleError
+from ldlt.images.grids import Cells, Layout, row_norms
 
-__all__ = ["CONTRACTIONS", "HEADS", "Contracted", "Contraction", "Head", "Root", "chosen", "given"]
+__all__ = ["CONTRACTIONS", "HEADS", "Contracted", "Contraction", "Head", "Root", "chosen", "gap", "given"]
 
 Verb = Callable[[Tensor], Tensor]
 
@@ -68,73 +63,16 @@ class Root:
     singular: bool = False
     identity: bool = False
 
+    @staticmethod
+    def unit(layout: Layout, like: Tensor) -> Root:
+        """``K = I`` for features that lie on a grid like that."""
+        ones = torch.ones(layout.features, dtype=like.dtype, device=like.device)
+        return Root(lambda: layout.diagonal(ones), lambda x: x, lambda x: x, identity=True)
 
-def triangular_root(lower: Triangular, factor: Tensor) -> Root:
-    """``K = M / factor``."""
-    return Root(lower.dense, lambda x: lower.solve(x.mH).mH, lower.solve_adjoint, factor)
-
-
-def adjoint_root(lower: Triangular) -> Root:
-    """``K = N^*``."""
-    return Root(lambda: lower.dense().mH, lambda x: lower.solve_adjoint(x.mH).mH, lower.solve)
-
-
-def inverse_root(lower: Tensor) -> Root:
-    """``K = A^{-1}`` for a lower-triangular A: dividing is a product."""
-    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
-    dense = lambda: torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)  # noqa: E731
-    return Root(dense, lambda x: x @ lower.mH, lambda x: lower.mH @ x)
-
-
-def cayley_root(found: CayleyMap) -> Root:
-    """``K = A^{-1}`` for the A of a Cayley transform: few vectors are solved for, many are multiplied."""
-
-    def inverse() -> Tensor:
-        # Asked for when a sweep runs backwards only, from weights that are strictly feasible: A is invertible there.
-        return torch.linalg.inv_ex(found.a()).inverse
-
-    def right_divide(x: Tensor) -> Tensor:
-        few = x.shape[-2] < found.rows and not x.is_complex()
-        return found.apply_a(x) if few else x @ found.a().mH
-
-    def divide(x: Tensor) -> Tensor:
-        few = x.shape[-1] < found.rows and not x.is_complex()
-        return found.adjoint_a(x.mT).mT if few else found.a().mH @ x
-
-    return Root(inverse, right_divide, divide, singular=True)
-
-
-def identity_root(layout: Layout, like: Tensor) -> Root:
-    """``K = I`` for features that lie on a grid like that."""
-    dense = lambda: layout.diagonal(torch.ones(layout.features, dtype=like.dtype, device=like.device))  # noqa: E731
-    return Root(dense, lambda x: x, lambda x: x, identity=True)
-
-
-def floored_root(upper: Tensor, signal: Tensor) -> Root:
-    """``K = R`` of a floored QR factorisation, with the soft projection ``Q_1^* Q_1`` of ``signal`` (q, n)."""
-
-    def divide(x: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(upper.mH, x, upper=False)
-
-    def right_divide(x: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(upper.mH, x, upper=False, left=False)
-
-    return Root(lambda: upper, right_divide, divide, soften=lambda x: (x @ signal.mH) @ signal)
-
-
-def folded_root(root: Root, fold: Fold, noise: tuple[int, ...], parts: tuple[int, ...]) -> Root:
-    """``K`` of a finer grid, where everything is done, for noise and features with these phases."""
-
-    def divide(x: Tensor) -> Tensor:
-        return fold.columns(root.divide(fold.unfold(x.mH, parts).mH).mH, noise).mH
-
-    def right_divide(x: Tensor) -> Tensor:
-        return fold.columns(root.right_divide(fold.unfold(x, noise)), parts)
-
-    soften = root.soften
-    soft = None if soften is None else lambda x: fold.columns(soften(fold.unfold(x, noise)), noise)
-    dense = lambda: fold.both(root.dense(), noise, parts)  # noqa: E731
-    return Root(dense, right_divide, divide, root.factor, soft, root.singular)
+    @staticmethod
+    def adjoint(lower: Triangular) -> Root:
+        """``K = N^*`` for a lower-triangular N."""
+        return Root(lambda: lower.dense().mH, lambda x: lower.solve_adjoint(x.mH).mH, lower.solve)
 
 
 # -- contractions ------------------------------------------------------------------------------------------------------
@@ -145,63 +83,55 @@ class Contracted:
 
     Args:
         shape: Of ``U``, (n, k) behind the frequencies of a grid.
-        matrix: Makes ``U``; called when it is first asked for.
+        make: Makes ``U``; called when it is first asked for.
         root: ``K``.
         spread: ``Y -> K U Y`` for Y (k, m): how the other live tensors are inflated.
         product: ``x -> x U^*`` for rows x (batch, k), where there is a better way than the matrix.
     """
 
     def __init__(
-        self, shape: torch.Size, matrix: Callable[[], Tensor], root: Root, spread: Verb, product: Verb | None = None
+        self, shape: torch.Size, make: Callable[[], Tensor], root: Root, spread: Verb, product: Verb | None = None
     ) -> None:
-        self.shape, self.root, self.spread = shape, root, spread
-        self._make, self._product = matrix, product
-        self._matrix: Tensor | None = None
+        self.shape, self.root, self.spread, self._make = shape, root, spread, make
+        self.product = product or (lambda x: x @ self.matrix.mH)
 
-    @property
+    @cached_property
     def matrix(self) -> Tensor:
         """``U`` (n, k), norm below one."""
-        if self._matrix is None:
-            self._matrix = self._make()
-        return self._matrix
-
-    def product(self, x: Tensor) -> Tensor:
-        """``x U^*`` for rows x (batch, k)."""
-        return x @ self.matrix.mH if self._product is None else self._product(x)
+        return self._make()
 
 
-def _gap(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Cholesky factor of ``I − UU^*`` and LAPACK's verdict (0 if there is one)."""
+def gap(matrix: Tensor, strict: bool = False) -> Tensor:
+    """Cholesky factor of ``I − UU^*``; where there is none NaN, or with ``strict`` :class:`InfeasibleError`."""
     eye = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
-    found = torch.linalg.cholesky_ex(eye - matrix @ matrix.mH)
-    return found.L, found.info
-
-
-def _strict_gap(matrix: Tensor) -> Tensor:
-    """Cholesky factor of ``I − UU^*``, or :class:`InfeasibleError` if the norm of U is not below one."""
-    factor, info = _gap(matrix)
-    if int(info.max()) != 0 or not bool(torch.isfinite(factor).all()):
+    factor, info = torch.linalg.cholesky_ex(eye - matrix @ matrix.mH)
+    if strict and (int(info.max()) != 0 or not bool(torch.isfinite(factor).all())):
         norm = float(torch.linalg.matrix_norm(matrix, 2).max())
         raise InfeasibleError(
             f"a map is not strictly feasible for these multipliers: its normalised form has norm {norm:.6g}, which "
             "must be below 1; raise the bound or change the multipliers"
         )
-    return factor
+    return torch.where((info == 0)[..., None, None], factor, torch.nan)
 
 
-def _inverse(matrix: Tensor, lower: Tensor) -> Contracted:
-    """``(U, L^{-1})`` with ``LL^* = I − UU^*``."""
-    spread = lambda y: torch.linalg.solve_triangular(lower, matrix @ y, upper=False)  # noqa: E731
-    return Contracted(matrix.shape, lambda: matrix, inverse_root(lower), spread)
-
-
-def given(matrix: Tensor) -> Contracted:
-    """The pair ``(U, K)`` of a contraction that is given instead of parameterised; NaN where its norm is not below one.
+def given(matrix: Tensor, lower: Tensor | None = None) -> Contracted:
+    """The pair ``(U, L^{-1})`` of a contraction that is given instead of parameterised; NaN if its norm is not below 1.
 
     For maps that are kept as they are, whose multipliers make ``I − UU^*`` diagonally dominant up to a scaling.
+
+    Args:
+        matrix: ``U`` (n, k).
+        lower: ``L`` with ``LL^* = I − UU^*``, if it is known.
     """
-    factor, info = _gap(matrix)
-    return _inverse(matrix, torch.where((info == 0)[..., None, None], factor, torch.nan))
+    lower = gap(matrix) if lower is None else lower
+
+    def dense() -> Tensor:
+        eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+        return torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+
+    root = Root(dense, lambda x: x @ lower.mH, lambda x: lower.mH @ x)  # dividing by it is a product
+    spread = lambda y: torch.linalg.solve_triangular(lower, matrix @ y, upper=False)  # noqa: E731
+    return Contracted(matrix.shape, lambda: matrix, root, spread)
 
 
 class Contraction(ABC):
@@ -258,16 +188,14 @@ class Cholesky(Contraction):
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
         found = gram_cholesky(weight, positive(extra["log_alpha"]), self.unit)
-        scale = found.alpha.sqrt()
-        root = triangular_root(found.factor, scale)
+        scale, lower = found.alpha.sqrt(), found.factor
+        root = Root(lower.dense, lambda x: lower.solve(x.mH).mH, lower.solve_adjoint, scale)
         return Contracted(weight.shape, lambda: found.matrix, root, lambda y: (weight / scale) @ y, found.apply)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # I − UU^* = α M^{-1} M^{-*}: with LL^* = I − UU^*, M = √α L^{-1} and W = M U, or W = (LL^*)^{-1/2} √α U.
-        weight = self._unit_root(matrix, _strict_gap(matrix))
-        share = self.share * float(
-            weight.abs().square().sum()
-        )  # the α that is used is larger than the one that is stored
+        weight = self._unit_root(matrix, gap(matrix, strict=True))
+        share = self.share * float(weight.abs().square().sum())  # the α in use is larger than the one that is stored
         if share >= 1:
             raise InfeasibleError("the weights are too close to the boundary of the feasible set for this precision")
         return weight * (positive(extra["log_alpha"]) / (1 - share)).sqrt(), extra
@@ -361,21 +289,27 @@ class Cayley(Contraction):
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
         found = CayleyMap(extra["skew"].to(weight.dtype), weight.mH, self.unit ** (-1 / 3))
         if straight:
-
-            def none(y: Tensor) -> Tensor:
-                raise AssertionError("nothing is inflated on a chain")
-
-            few = None if weight.is_complex() else found.apply_b
-            return Contracted(weight.shape, found.b, cayley_root(found), none, few)
+            # K = A^{-1} is asked for when a sweep runs backwards only, from weights that are strictly feasible; few
+            # vectors are solved for, many are multiplied.
+            few = lambda count: count < found.rows and not weight.is_complex()  # noqa: E731
+            inverse = lambda: torch.linalg.inv_ex(found.a()).inverse  # noqa: E731
+            root = Root(
+                inverse,
+                lambda x: found.apply_a(x) if few(x.shape[-2]) else x @ found.a().mH,
+                lambda x: found.adjoint_a(x.mT).mT if few(x.shape[-1]) else found.a().mH @ x,
+                singular=True,
+            )
+            product = None if weight.is_complex() else found.apply_b
+            return Contracted(weight.shape, found.b, root, lambda y: inverse() @ (found.b() @ y), product)
         share = self.unit ** (2 / 3)
         long = math.sqrt(1 - share)
         lower = gram_cholesky(long * found.a(), weight.real.new_tensor(share), 0.0).factor.dense()
-        return _inverse(long * found.b(), lower)
+        return given(long * found.b(), lower)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # A = (I + Z)^{-1}(I − Z) gives Z = (I − A)(I + A)^{-1}, and U = −2(I + Z)^{-1} W. A is free up to a rotation:
         # take the triangular one, whose positive diagonal keeps I + A invertible.
-        lower = _strict_gap(matrix)
+        lower = gap(matrix, strict=True)
         eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
         z = torch.linalg.solve(eye + lower, eye - lower)
         weight = -(eye + z) @ matrix / 2
@@ -390,10 +324,11 @@ CONTRACTIONS: dict[str, type[Contraction]] = {c.name: c for c in (Cholesky, Symm
 
 
 class Head(ABC):
-    """Free matrix to output contraction."""
+    """Free matrix to output contraction. By default every ``U`` that a head makes is a free matrix for itself."""
 
     name: str
     joint: bool  # whether ‖U‖ ≤ 1, so that the whole map has the declared bound
+    what = "this form"  # of U
 
     def __init__(self, contraction: Contraction) -> None:
         self.contraction = contraction
@@ -414,9 +349,12 @@ class Head(ABC):
         """``U`` after it was softly projected once more."""
         return matrix
 
-    @abstractmethod
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Free parameters that give this ``U``."""
+        tolerance = 64 * torch.finfo(matrix.dtype).eps * max(matrix.shape)
+        if float((self(matrix, extra) - matrix).abs().max()) > tolerance:
+            raise InfeasibleError(f"the normalised output map does not have {self.what}; use head='joint'")
+        return matrix, extra
 
 
 class Joint(Head):
@@ -437,19 +375,7 @@ class Joint(Head):
         return self.contraction.invert(matrix, extra)
 
 
-class _Scaled(Head):
-    """A head of which every ``U`` it makes is a free matrix for itself."""
-
-    what: str
-
-    def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        tolerance = 64 * torch.finfo(matrix.dtype).eps * max(matrix.shape)
-        if float((self(matrix, extra) - matrix).abs().max()) > tolerance:
-            raise InfeasibleError(f"the normalised output map does not have {self.what}; use head='joint'")
-        return matrix, extra
-
-
-class Orthogonal(_Scaled):
+class Orthogonal(Head):
     """Orthonormal rows (columns, if there are more outputs than directions): the matrix inequality is tight.
 
     ``U = M^{-1} W`` with ``MM^* = αI + WW^*``, α a few rounding units of ``‖W‖²``: rows of W that depend on each other
@@ -465,7 +391,7 @@ class Orthogonal(_Scaled):
         return found.mH if tall else found
 
 
-class Rows(_Scaled):
+class Rows(Head):
     """Every row has norm one: each output is ℓ-Lipschitz, each pair has its own constant, the map has ``ℓ‖U‖``."""
 
     name, joint, what = "rows", False, "rows of norm one"
@@ -484,8 +410,5 @@ HEADS: dict[str, type[Head]] = {h.name: h for h in (Joint, Orthogonal, Rows)}
 
 def chosen(contraction: str, head: str, unit: float) -> tuple[Contraction, Head]:
     """A contraction and a head by name, or :class:`OptionError`."""
-    for option, name, table in (("contraction", contraction, CONTRACTIONS), ("head", head, HEADS)):
-        if not isinstance(name, str) or name not in table:
-            raise OptionError(f"{option} must be one of {', '.join(map(repr, table))}, not {name!r}")
-    found = CONTRACTIONS[contraction](unit)
-    return found, HEADS[head](found)
+    found = CONTRACTIONS[choice("contraction", contraction, CONTRACTIONS)](unit)
+    return found, HEADS[choice("head", head, HEADS)](found)

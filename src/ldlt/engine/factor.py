@@ -19,17 +19,17 @@ as :math:`(W Q_1^*) Q_1`: free matrices pass through it, so that a direction wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ldlt.engine.contraction import Contracted, Root, floored_root, folded_root, identity_root
+from ldlt.engine.contraction import Contracted, Root
 from ldlt.engine.lazy import FactoredWeight
-from ldlt.engine.linalg import floor_share, positive_qr, scale_both, smallest
+from ldlt.engine.linalg import floor_share, smallest
 from ldlt.images.grids import Fold, Layout
 
-__all__ = ["LARGEST", "Block", "Frame", "Generator", "Square", "column_norms", "factor", "noise_frame", "squared"]
+__all__ = ["LARGEST", "Block", "Frame", "Generator", "Square", "column_norms", "covariance", "factor", "squared"]
 
 LARGEST = 1e6
 """Largest entry of a free matrix that is used as it is; larger ones are scaled down, so that no product overflows."""
@@ -49,23 +49,32 @@ class Square:
         """``F^* = K diag(scale)`` (n, n)."""
         return self.root.dense() * (self.scale / self.root.factor)
 
-    def right_divide(self, x: Tensor, rows: Tensor | None) -> Tensor:
-        """``diag(rows) x F^{-1}``, x (m, n), rows (m,)."""
-        columns = self.root.factor / self.scale
-        divided = self.root.right_divide(x)
-        return divided * columns if rows is None else scale_both(divided, rows, columns)
+    def right_divide(self, x: Tensor) -> Tensor:
+        """``x F^{-1}``, x (m, n)."""
+        return self.root.right_divide(x) * (self.root.factor / self.scale)
 
     def divide(self, x: Tensor) -> Tensor:
         """``F^{-1} x``, x (n, m)."""
         return self.root.divide(x * (self.root.factor / self.scale)[:, None])
 
+    def coarse(self, fold: Fold, noise: tuple[int, ...], parts: tuple[int, ...], layout: Layout) -> Square:
+        """The same on a coarser grid: everything is done on the fine one, for noise and features with these phases."""
+        root, scale = self.root, fold.vector(self.scale, parts)
+        if root.identity and noise == parts:
+            return Square(Root.unit(layout, scale), scale)
+        soften = root.soften
+        moved = Root(
+            lambda: fold.both(root.dense(), noise, parts),
+            lambda x: fold.columns(root.right_divide(fold.unfold(x, noise)), parts),
+            lambda x: fold.columns(root.divide(fold.unfold(x.mH, parts).mH).mH, noise).mH,
+            root.factor,
+            None if soften is None else lambda x: fold.columns(soften(fold.unfold(x, noise)), noise),
+            root.singular,
+        )
+        return Square(moved, scale)
+
 
 Block = Tensor | Square
-
-
-def dense(block: Block) -> Tensor:
-    """A block as a matrix."""
-    return block.dense() if isinstance(block, Square) else block
 
 
 @dataclass(frozen=True)
@@ -90,12 +99,12 @@ class Generator:
 
     def flat(self, block: int) -> Tensor:
         """A block as a matrix."""
-        return dense(self.blocks[block])
-
-    def noise(self, block: int) -> int:
-        """``q_b``."""
         value = self.blocks[block]
-        return len(value.scale) if isinstance(value, Square) else value.shape[-2]
+        return value.dense() if isinstance(value, Square) else value
+
+    def matrix(self) -> Tensor:
+        """``F_t`` (d, q)."""
+        return torch.cat([self.flat(b) for b in self.blocks], -2).mH
 
     def rows(self, index: Tensor | None) -> Generator:
         """The generator of the features at ``index`` (all of them for None)."""
@@ -112,15 +121,17 @@ class Generator:
     def coarse(self, fold: Fold, noise: dict[int, tuple[int, ...]]) -> Generator:
         """The same tensor on a coarser grid; ``noise`` are the phases of the noise blocks on the fine one."""
         parts, layout = self.layout.parts, self.layout.folded(fold)
-        blocks: dict[int, Block] = {}
-        for b, value in self.blocks.items():
-            if not isinstance(value, Square):
-                blocks[b] = fold.both(value, noise[b], parts)
-                continue
-            simple = value.root.identity and noise[b] == parts
-            root = identity_root(layout, value.scale) if simple else folded_root(value.root, fold, noise[b], parts)
-            blocks[b] = Square(root, fold.vector(value.scale, parts))
+        blocks: dict[int, Block] = {
+            b: v.coarse(fold, noise[b], parts, layout) if isinstance(v, Square) else fold.both(v, noise[b], parts)
+            for b, v in self.blocks.items()
+        }
         return Generator(blocks, fold.vector(self.size, parts), layout)
+
+
+def covariance(first: Generator, second: Generator) -> Tensor | None:
+    """``cov(s, t) = F_s F_t^*`` (d_s, d_t); None for independent tensors."""
+    found = [first.flat(b).mH @ second.flat(b) for b in first.blocks if b in second.blocks]
+    return torch.stack(found).sum(0) if len(found) > 1 else found[0] if found else None
 
 
 def column_norms(matrix: Tensor) -> Tensor:
@@ -130,107 +141,40 @@ def column_norms(matrix: Tensor) -> Tensor:
     return norm if norm.ndim == 1 else norm.amax(0)
 
 
-def stacked(gens: Sequence[Generator], blocks: Sequence[int]) -> Tensor:
-    """``F^*`` of stacked tensors on these blocks: (Σ q_b, Σ d)."""
-    rows = []
-    for b in blocks:
-        like = next(g.flat(b) for g in gens if b in g.blocks)
-        parts = [g.flat(b) if b in g.blocks else like.new_zeros(*like.shape[:-1], g.features) for g in gens]
-        rows.append(torch.cat(parts, -1) if len(parts) > 1 else like)
-    return torch.cat(rows, -2) if len(rows) > 1 else rows[0]
-
-
-# -- pieces of a factor ------------------------------------------------------------------------------------------------
+# -- the factor of a stack ---------------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Peel:
-    """A member whose remaining generator is one square block: no factorisation needed."""
+class Piece:
+    """Some members of a stack and their factor.
 
-    member: int
-    block: int
+    Attributes:
+        members: Their places in the stack.
+        square: ``F``.
+        basis: Noise block -> its rows of ``Q^*`` (q_b, width); None: its first rows are the coordinates themselves.
+    """
+
+    members: list[int]
     square: Square
-
-    @property
-    def members(self) -> list[int]:
-        return [self.member]
-
-    @property
-    def blocks(self) -> list[int]:
-        return [self.block]
+    basis: dict[int, Tensor | None]
 
     @property
     def width(self) -> int:
+        """Number of coordinates."""
         return len(self.square.scale)
 
     def soften(self, x: Tensor) -> Tensor:
+        """``x P`` with the soft projection on the range."""
         return x if self.square.root.soften is None else self.square.root.soften(x)
 
-    def coordinates(self, gen: Generator) -> Tensor:
-        return gen.flat(self.block)
-
-    def noise(self, part: Tensor) -> tuple[dict[int, Tensor], list[Tensor]]:
-        return {self.block: part.mH}, []
-
-
-@dataclass
-class _Rest:
-    """The members that need a QR factorisation of their stacked blocks: ``F = R^*``."""
-
-    members: list[int]
-    blocks: list[int]
-    sizes: list[int]  # q_b
-    basis: Tensor | None  # Q1 (q, d): noise of the blocks -> frame; None: the first d rows of a single block
-    upper: Tensor  # R (d, d)
-    signal: Tensor  # Q1 (q, d): how much of a direction is the stack's
-    floor: Tensor  # Q2 (d, d): how much is the floor's
-
-    @property
-    def width(self) -> int:
-        return self.upper.shape[-1]
-
-    def soften(self, x: Tensor) -> Tensor:
-        return (x @ self.signal.mH) @ self.signal
-
-    def coordinates(self, gen: Generator) -> Tensor:
-        if self.basis is None:
-            return gen.flat(self.blocks[0])[..., : self.width, :]
-        parts = zip(self.blocks, self.basis.split(self.sizes, -2), strict=True)
-        found = [basis.mH @ gen.flat(b) for b, basis in parts if b in gen.blocks]  # without writing out zeros
-        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
-
-    def noise(self, part: Tensor) -> tuple[dict[int, Tensor], list[Tensor]]:
-        if self.basis is None:
-            (b,), (size,) = self.blocks, self.sizes
-            return {b: torch.nn.functional.pad(part.mH, (0, 0, 0, size - self.width))}, []
-        spread = (part @ self.basis.mH).split(self.sizes, -1)
-        return {b: x.mH for b, x in zip(self.blocks, spread, strict=True)}, [self.floor @ part.mH]
-
-
-@dataclass
-class _Noise:
-    """The noise of some blocks itself: ``F = I``."""
-
-    blocks: list[int]
-    sizes: list[int]
-    members: list[int] = field(default_factory=list)
-
-    @property
-    def width(self) -> int:
-        return sum(self.sizes)
-
-    def soften(self, x: Tensor) -> Tensor:
-        return x
-
-    def coordinates(self, gen: Generator) -> Tensor:
-        like = next(gen.flat(b) for b in self.blocks if b in gen.blocks)
-        lead = like.shape[:-2]
-        pairs = zip(self.blocks, self.sizes, strict=True)
-        parts = [gen.flat(b) if b in gen.blocks else like.new_zeros(*lead, q, gen.features) for b, q in pairs]
-        return torch.cat(parts, -2) if len(parts) > 1 else parts[0]
-
-    def noise(self, part: Tensor) -> tuple[dict[int, Tensor], list[Tensor]]:
-        return {b: x.mH for b, x in zip(self.blocks, part.split(self.sizes, -1), strict=True)}, []
+    def coordinates(self, gen: Generator) -> Tensor | None:
+        """``Q F_t^*`` (width, features) of a tensor; None where it is independent."""
+        found = []
+        for b, rows in self.basis.items():
+            if b in gen.blocks:  # without writing out zeros
+                value = gen.flat(b)
+                found.append(value[..., : self.width, :] if rows is None else rows.mH @ value)
+        return torch.stack(found).sum(0) if len(found) > 1 else found[0] if found else None
 
 
 @dataclass
@@ -238,9 +182,9 @@ class Frame:
     """A factor ``F`` of stacked members, ``F_K = F Q``, ``QQ^* = I``: block lower triangular, in pieces."""
 
     members: list[Generator]
-    pieces: list[_Peel | _Rest | _Noise] = field(default_factory=list)
+    pieces: list[Piece]
 
-    def spans(self, matrix: Tensor) -> Iterator[tuple[_Peel | _Rest | _Noise, Tensor]]:
+    def spans(self, matrix: Tensor) -> Iterator[tuple[Piece, Tensor]]:
         """The pieces with their columns of a matrix (n, width)."""
         return zip(self.pieces, matrix.split([p.width for p in self.pieces], -1), strict=True)
 
@@ -249,93 +193,88 @@ class Frame:
 
         It is softly projected on the range, and kept small enough for its Gram matrix to be finite.
         """
-        columns = [weights[m] for p in self.pieces for m in p.members]
-        matrix = torch.cat(columns, -1) if len(columns) > 1 else columns[0]
+        matrix = _beside([weights[m] for p in self.pieces for m in p.members])
         largest = torch.linalg.vector_norm(matrix.detach(), torch.inf)
         return self.soften(matrix * (LARGEST / largest).clamp(max=1.0))
 
     def soften(self, matrix: Tensor) -> Tensor:
         """``matrix P``, (n, width), with the soft projection ``P`` on the range of the stack."""
-        parts = [p.soften(x) for p, x in self.spans(matrix)]
-        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+        return _beside([p.soften(x) for p, x in self.spans(matrix)])
 
     def apart(self, contracted: Contracted, rows: Tensor) -> list[Tensor] | None:
         """``diag(rows) U F^{-1}`` for a single member, not multiplied out; None where that does not pay."""
-        piece = self.pieces[0]
-        if len(self.pieces) > 1 or not isinstance(piece, _Peel) or piece.square.root.identity:
+        square = self.pieces[0].square
+        if len(self.pieces) > 1 or square.root.identity or None not in self.pieces[0].basis.values():
             return None
-        square = piece.square
-        explicit = lambda: square.right_divide(contracted.matrix, rows)  # noqa: E731
+        explicit = lambda: rows[:, None] * square.right_divide(contracted.matrix)  # noqa: E731
         return [FactoredWeight(contracted.shape, square.divide, contracted.product, explicit, rows)]
 
-    def right_divide(self, matrix: Tensor, rows: Tensor | None = None) -> list[Tensor]:
-        """``diag(rows) X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution."""
-        first = self.pieces[0]
-        if len(self.pieces) == 1 and isinstance(first, _Peel):
-            return [first.square.right_divide(matrix, rows)]
+    def right_divide(self, matrix: Tensor) -> list[Tensor]:
+        """``X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution."""
         out: dict[int, Tensor] = {}
-        for p, x in reversed(list(self.spans(matrix if rows is None else rows[:, None] * matrix))):
-            if isinstance(p, _Rest):
-                found = torch.linalg.solve_triangular(p.upper.mH, x, upper=False, left=False)
-                sizes = [self.members[m].features for m in p.members]
-                out.update(zip(p.members, found.split(sizes, -1), strict=True))
-            elif isinstance(p, _Peel):
-                seen = [
-                    y @ self.members[m].flat(p.block).mH for m, y in out.items() if p.block in self.members[m].blocks
-                ]
-                out[p.member] = p.square.right_divide(x - sum(seen) if seen else x, None)
+        for piece, x in reversed(list(self.spans(matrix))):
+            for m, y in out.items():
+                seen = piece.coordinates(self.members[m])
+                x = x if seen is None else x - y @ seen.mH  # noqa: PLW2901
+            out.update(self._apart(piece, piece.square.right_divide(x)))
         return [out[m] for m in range(len(self.members))]
+
+    def multiply(self, maps: Sequence[Tensor]) -> Tensor:
+        """``X F`` (n, width) for maps ``X``, one (n, d_member) per member: the inverse of :meth:`right_divide`."""
+        columns = []
+        for piece in self.pieces:
+            x = _beside([maps[m] for m in piece.members]) @ piece.square.dense().mH
+            for m, y in enumerate(maps):
+                seen = None if m in piece.members else piece.coordinates(self.members[m])
+                x = x if seen is None else x + y @ seen.mH
+            columns.append(x)
+        return _beside(columns)
+
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        """The columns of a matrix (n, width) that stand for each member."""
+        out: dict[int, Tensor] = {}
+        for piece, x in self.spans(matrix):
+            out.update(self._apart(piece, x))
+        return [out[m] for m in range(len(self.members))]
+
+    def _apart(self, piece: Piece, x: Tensor) -> dict[int, Tensor]:
+        sizes = [self.members[m].features for m in piece.members]
+        return dict(zip(piece.members, x.split(sizes, -1), strict=True))
 
     def coordinates(self, gen: Generator) -> Tensor | None:
         """``Q F_t^*`` (width, features), or None where the tensor is independent of the stack."""
-        parts = [p.coordinates(gen) if any(b in gen.blocks for b in p.blocks) else p.width for p in self.pieces]
-        like = next((x for x in parts if isinstance(x, Tensor)), None)
+        parts = [p.coordinates(gen) for p in self.pieces]
+        like = next((x for x in parts if x is not None), None)
         if like is None or len(parts) == 1:
             return like
-        lead = like.shape[:-2]
-        zeros = lambda count: like.new_zeros(*lead, count, gen.features)  # noqa: E731
-        return torch.cat([x if isinstance(x, Tensor) else zeros(x) for x in parts], -2)
-
-    def noise(self, matrix: Tensor) -> tuple[dict[int, Tensor], list[Tensor]]:
-        """The generator of ``matrix · ξ_frame``, (n,) features: by noise block (q_b, n), and on the floor's noise."""
-        out: dict[int, Tensor] = {}
-        floor: list[Tensor] = []
-        for p, x in self.spans(matrix):
-            known, own = p.noise(x)
-            out.update(known)
-            floor += own
-        return out, floor
+        shapes = [(*like.shape[:-2], p.width, gen.features) for p in self.pieces]
+        return torch.cat([like.new_zeros(n) if x is None else x for x, n in zip(parts, shapes, strict=True)], -2)
 
 
-def noise_frame(gen: Generator) -> Frame:
-    """The frame of the noise itself (F = I) on the blocks of one tensor."""
-    blocks = sorted(gen.blocks)
-    return Frame([gen], [_Noise(blocks, [gen.noise(b) for b in blocks])])
+def _beside(columns: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(columns), -1) if len(columns) > 1 else columns[0]
 
 
-# -- factoring ---------------------------------------------------------------------------------------------------------
-
-
-def _partition(members: Sequence[Generator]) -> tuple[list[_Peel], list[int], list[int]]:
-    """Which members can be peeled (in order), which cannot, and the noise blocks of the latter."""
+def _peeled(members: Sequence[Generator]) -> tuple[list[Piece], list[int], list[int]]:
+    """Members whose remaining generator is one square block, in order; the others, and their noise blocks."""
     remaining = {i: set(g.blocks) for i, g in enumerate(members)}
-    peeled: list[_Peel] = []
+    pieces: list[Piece] = []
 
-    def fit(i: int) -> _Peel | None:
+    def fit(i: int) -> Piece | None:
         if len(remaining[i]) != 1:
             return None
         (b,) = remaining[i]
         square = members[i].blocks[b]
         # Peeling must leave every other member something of its own, or it would have no direction left.
         alone = not any(remaining[j] == {b} for j in remaining if j != i)
-        return _Peel(i, b, square) if isinstance(square, Square) and alone else None
+        return Piece([i], square, {b: None}) if isinstance(square, Square) and alone else None
 
     while found := next((p for i in reversed(list(remaining)) if (p := fit(i)) is not None), None):
-        peeled.append(found)
-        del remaining[found.member]
+        pieces.append(found)
+        del remaining[found.members[0]]
         for left in remaining.values():
-            left.discard(found.block)
-    return peeled, sorted(remaining), sorted(set().union(*remaining.values()))
+            left.difference_update(found.basis)
+    return pieces, sorted(remaining), sorted(set().union(*remaining.values()))
 
 
 def factor(
@@ -356,47 +295,66 @@ def factor(
     Returns:
         The factor, and tensors that are written on new noise, by their places in ``[*members, *others]``.
     """
-    peeled, rest, blocks = _partition(members)
-    frame = Frame(list(members), [*peeled])
+    pieces, rest, blocks = _peeled(members)
+    frame = Frame(list(members), pieces)
     if not rest:
         return frame, {}
     everyone, count = [*members, *others], len(members)
-    sizes = [next(g.noise(b) for g in members if b in g.blocks) for b in blocks]
-    touched = [count + i for i, g in enumerate(others) if any(b in g.blocks for b in blocks)]
+    touched = [i for i in range(count, len(everyone)) if any(b in everyone[i].blocks for b in blocks)]
+    sizes = [next(g.flat(b).shape[-2] for g in members if b in g.blocks) for b in blocks]
     inner = sum(members[i].features for i in rest)
     compress = sum(sizes) > inner + sum(everyone[i].features for i in touched)
     columns = [*rest, *touched] if compress else rest
-    q1, q2, upper = _floored_qr([everyone[i] for i in columns], blocks, unit)
-    own = q1[..., :inner]
-    piece = _Rest(rest, blocks, sizes, own, upper[..., :inner, :inner], own, q2[..., :inner, :inner])
-    frame.pieces.append(piece)
+    signal, upper = _floored_qr([everyone[i] for i in columns], blocks, unit)
+    square = _floored(upper[..., :inner, :inner], signal[..., :inner])
     if not compress:
+        rows = signal.split(sizes, -2)
+        frame.pieces.append(Piece(rest, square, dict(zip(blocks, rows, strict=True))))
         return frame, {}
     new = new_block()
-    piece.basis, piece.blocks, piece.sizes = None, [new], [upper.shape[-1]]
+    frame.pieces.append(Piece(rest, square, {new: None}))
     changed = {}
     for i, part in zip(columns, upper.split([everyone[i].features for i in columns], -1), strict=True):
         kept = {b: v for b, v in everyone[i].blocks.items() if b not in blocks}
-        changed[i] = Generator({**kept, new: part}, everyone[i].size, everyone[i].layout)
+        changed[i] = replace(everyone[i], blocks={**kept, new: part})
         if i < count:
             frame.members[i] = changed[i]
     return frame, changed
 
 
-def _floored_qr(gens: Sequence[Generator], blocks: Sequence[int], unit: float) -> tuple[Tensor, Tensor, Tensor]:
-    """``Q_1`` (q, d), ``Q_2`` (d, d) and ``R`` (d, d) of stacked tensors on these blocks, with the floor."""
-    stack = stacked(gens, blocks)
-    share = floor_share(unit)
-    size = torch.cat([g.magnitude() for g in gens])
-    size = torch.maximum(size, share * size.max()) + smallest(unit)
-    floor = torch.diag_embed(share * size).to(stack.dtype)
-    floor = floor if stack.ndim == 2 else floor.expand(len(stack), -1, -1)
-    rotation, upper = positive_qr(torch.cat([stack, floor], -2))
-    return rotation[..., : stack.shape[-2], :], rotation[..., stack.shape[-2] :, :], upper
-
-
 def squared(gen: Generator, block: int, unit: float) -> Generator:
     """A tensor that shares its noise with no other live one, in a new noise block of its own: a square generator."""
-    signal, _, upper = _floored_qr([gen], sorted(gen.blocks), unit)
-    ones = torch.ones(gen.features, dtype=upper.real.dtype, device=upper.device)
-    return Generator({block: Square(floored_root(upper, signal), ones)}, gen.size, gen.layout)
+    signal, upper = _floored_qr([gen], sorted(gen.blocks), unit)
+    return replace(gen, blocks={block: _floored(upper, signal)})
+
+
+def _floored(upper: Tensor, signal: Tensor) -> Square:
+    """``F = R^*``, with the soft projection ``Q_1^* Q_1`` of ``signal`` (q, n)."""
+
+    def divide(x: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(upper.mH, x, upper=False)
+
+    def right_divide(x: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(upper.mH, x, upper=False, left=False)
+
+    root = Root(lambda: upper, right_divide, divide, soften=lambda x: (x @ signal.mH) @ signal)
+    return Square(root, torch.ones(upper.shape[-1], dtype=upper.real.dtype, device=upper.device))
+
+
+def _floored_qr(gens: Sequence[Generator], blocks: Sequence[int], unit: float) -> tuple[Tensor, Tensor]:
+    """``Q_1`` (q, d) and ``R`` (d, d) of stacked tensors on these blocks, with the floor.
+
+    The diagonal of R is positive, so that both are continuous functions of the stack.
+    """
+    rows = []
+    for b in blocks:
+        like = next(g.flat(b) for g in gens if b in g.blocks)
+        parts = [g.flat(b) if b in g.blocks else like.new_zeros(*like.shape[:-1], g.features) for g in gens]
+        rows.append(_beside(parts))
+    share, size = floor_share(unit), torch.cat([g.magnitude() for g in gens])
+    size = torch.maximum(size, share * size.max()) + smallest(unit)
+    floor = torch.diag_embed(share * size).to(rows[0].dtype)
+    rows.append(floor if rows[0].ndim == 2 else floor.expand(len(rows[0]), -1, -1))
+    q, r = torch.linalg.qr(torch.cat(rows, -2))
+    sign = torch.where(r.diagonal(dim1=-2, dim2=-1).real < 0, -1.0, 1.0).to(r.dtype).detach()
+    return (q * sign[..., None, :])[..., : -r.shape[-1], :], r * sign[..., :, None]

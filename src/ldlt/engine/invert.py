@@ -40,10 +40,11 @@ class Inversion(Sweep):
     def _multiplier(self, group: Group, slopes: Slopes) -> Tensor:
         return self.wanted[group.name]
 
-    def _contracted(self, group: Group, frame: Frame, slopes: Slopes, multiplier: Tensor) -> Contracted:
-        scale = 2**0.5 * slopes.radius * multiplier.sqrt()
-        matrix = scale[:, None] * self._normalised(group, frame)  # U = √2 r Λ^{1/2} C F, its part in the range
-        contraction = self.blueprint.contraction
+    def _contracted(self, group: Group, frame: Frame, slopes: Slopes | None, multiplier: Tensor | None) -> Contracted:
+        matrix = self._normalised(group, frame)
+        if slopes is not None and multiplier is not None:
+            matrix = (2**0.5 * slopes.radius * multiplier.sqrt())[:, None] * matrix  # U = √2 r Λ^{1/2} C F
+        contraction = self.blueprint.contraction  # of its part in the range
         weight, others = contraction.invert(frame.soften(_hardened(frame, matrix)), self._extra(group))
         self._remember(group, frame, weight, others)
         return contraction(weight, others, self._straight(group, slopes))
@@ -55,32 +56,20 @@ class Inversion(Sweep):
         return head(weight, others)
 
     def _normalised(self, group: Group, frame: Frame) -> Tensor:
-        """``C F`` (n, width) for explicit maps C: the inverse of :meth:`Frame.right_divide`."""
+        """``C F`` (n, width) for explicit maps C."""
         scales = [t.scale for t in group.terms for _ in t.members]
         parts = self._split(group, lambda affine: self.explicit[affine.weight])
-        maps = [s * x for s, x in zip(scales, parts, strict=True)]
-        columns = []
-        for piece in frame.pieces:
-            if hasattr(piece, "upper"):
-                columns.append(torch.cat([maps[m] for m in piece.members], -1) @ piece.upper.mH)
-            else:
-                (block,) = piece.blocks
-                seen = zip(maps, frame.members, strict=True)
-                columns.append(torch.stack([w @ g.flat(block).mH for w, g in seen if block in g.blocks]).sum(0))
-        return torch.cat(columns, -1)
+        return frame.multiply([s * x for s, x in zip(scales, parts, strict=True)])
 
     def _remember(self, group: Group, frame: Frame, weight: Tensor, others: dict[str, Tensor]) -> None:
         """Free matrices that :meth:`Frame.project` takes to this one."""
-        parts: dict[int, Tensor] = {}
-        for piece, x in frame.spans(_hardened(frame, weight)):
-            sizes = [frame.members[m].features for m in piece.members]
-            parts.update(zip(piece.members, x.split(sizes, -1), strict=True))
+        parts = frame.split(_hardened(frame, weight))
         found, place = dict(others), 0
         for term in group.terms:
             node = self.graph[term.affine]
             assert isinstance(node, Affine)
             count = len(term.members)
-            found[node.weight] = torch.cat([parts[i] for i in range(place, place + count)], -1)
+            found[node.weight] = torch.cat(parts[place : place + count], -1)
             place += count
         self.inverse[group.name] = found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -16,14 +15,17 @@ from torch._subclasses import FakeTensor
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ldlt.check import choice, finite, sample_shape
+from ldlt.check import positive as positive_number
+from ldlt.engine.bound import Bound
 from ldlt.engine.contraction import chosen
 from ldlt.engine.invert import load_explicit
-from ldlt.engine.linalg import bounded, full_precision, positive, smallest, unbounded
+from ldlt.engine.linalg import bounded, full_precision, smallest, unbounded
 from ldlt.engine.plan import LARGEST, Group, Plan, largest_dense, make_plan
 from ldlt.engine.start import initialise
 from ldlt.engine.sweep import Blueprint, Explicit, Free, Sweep
 from ldlt.errors import BoundError, GraphError, LdltError, OptionError, ShapeError
-from ldlt.graph import Convolution, Graph, Input, Wire
+from ldlt.graph import Affine, Convolution, Graph, Input, Wire
 from ldlt.graph.direct import known_graph
 from ldlt.graph.trace import hooks_of, trace
 from ldlt.images.convolutions import CirculantWeight, CircularConv, RememberUnpadded
@@ -72,8 +74,8 @@ class Lipschitz(nn.Module):
         head: ``"joint"``: the whole map has the bound. ``"orthogonal"``: likewise, and the inequality is tight.
             ``"rows"``: every output has the bound, pairs of outputs have :meth:`pair_bounds`, the whole map has the
             larger :attr:`bound` that is reported.
-        output: ``"free"``: the output must be a sum of free maps (end the module with ``nn.Linear``). ``"scale"``:
-            any output; the network multiplies it by one number so that the bound holds.
+        output: ``"free"``: the output must be a sum or a concatenation of free maps (end the module with
+            ``nn.Linear``). ``"scale"``: any output; the network multiplies it by one number so that the bound holds.
         train_multipliers: Whether the multipliers are trained (needed for full generality unless all activations are
             positively homogeneous).
         train_bound: Whether ℓ is trained.
@@ -124,13 +126,13 @@ class Lipschitz(nn.Module):
         if any(isinstance(m, Lipschitz) for m in module.modules()):
             raise GraphError("a part of the module is a Lipschitz network already; wrap the plain module as a whole")
         shape = sample_shape(input_shape)
-        start = _positive("bound", bound)
-        _positive("alpha", alpha, OptionError)
-        _positive("gain", gain, OptionError)
-        if isinstance(placing, bool) or not isinstance(placing, (int, float)) or not math.isfinite(placing):
-            raise OptionError(f"placing must be a finite number, not {placing!r}")
-        if output not in ("free", "scale"):
-            raise OptionError(f"output must be 'free' or 'scale', not {output!r}")
+        start = positive_number("bound", bound, BoundError)
+        alpha, gain, placing = (
+            positive_number("alpha", alpha),
+            positive_number("gain", gain),
+            finite("placing", placing),
+        )
+        choice("output", output, ("free", "scale"))
         like = _reference(module)
         contracting, heading = chosen(contraction, head, torch.finfo(like.dtype).eps)
         graph = known_graph(module, shape) or trace(module, shape)
@@ -156,7 +158,7 @@ class Lipschitz(nn.Module):
         self._cache: _Cache | None = None
         self._blueprint = Blueprint(graph, plan, contracting, heading)
         self._blueprint.resolve(module)
-        self._bound = _Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
+        self._bound = Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []
         for group in plan.all_groups:
             self._add_parameters(group, alpha, train_multipliers)
@@ -169,13 +171,11 @@ class Lipschitz(nn.Module):
     def _add_parameters(self, group: Group, alpha: float, train_multipliers: bool) -> None:
         roles: dict[str, Tensor] = {}
         place = self.plan.places[group.name]
-        if group.is_output:
-            if group.free:
-                roles = self._blueprint.head.initial(self._count(group), alpha)
-        elif group.free:
-            roles = self._blueprint.contraction.initial(self._count(group), alpha)
+        if group.free:
+            roles = self._blueprint.normaliser(group).initial(self._count(group), alpha)
+        if group.free and not group.is_output:
             roles["log_multiplier"] = torch.zeros(place.count or group.size)
-        else:
+        if not group.free and not group.is_output:
             tied = place.count if group.node in self.plan.images else 0
             roles["log_balance"] = torch.zeros(tied or group.size)
             roles["margin"] = torch.tensor(3.0)  # θ = 0.95
@@ -243,7 +243,7 @@ class Lipschitz(nn.Module):
             dtype: As in :meth:`explicit`.
         """
         found = self._sweep(dtype).multipliers
-        return {a.name: join_groups(self.plan, a.name, found) for a in self.graph.activations}
+        return {a.name: self.plan.join(a.name, found) for a in self.graph.activations}
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's output (batch, k) for x (batch, *input_shape)."""
@@ -325,9 +325,9 @@ class Lipschitz(nn.Module):
         The norm counts at least a share of what it would be if nothing cancelled: where everything does, what is left
         is rounding, and a constant output needs no factor.
         """
-        norm = operator_norm(found.output)
-        least = self._blueprint.contraction.unit ** (2 / 3) * found.magnitude().norm()
-        return 1 / torch.hypot(norm, least + smallest(self._blueprint.contraction.unit))
+        unit = self._blueprint.contraction.unit
+        least = unit ** (2 / 3) * found.magnitude().norm() + smallest(unit)
+        return 1 / torch.hypot(operator_norm(found.output()), least)
 
     # -- what is certified -------------------------------------------------------------------------------------------
 
@@ -343,17 +343,16 @@ class Lipschitz(nn.Module):
             with torch.no_grad():
                 found = self._sweep(dtype)
                 gain = 1.0 if self.plan.output.free else self._gain(found).double()
-                wide = torch.complex128 if found.output.is_complex() else torch.float64
-                matrix, error = found.output.to(wide) * gain, unit * gain * found.magnitude().double()
-                yield matrix, error, float(found.bound), found.layout
+                matrix = found.output()
+                matrix = matrix.to(torch.complex128 if matrix.is_complex() else torch.float64) * gain
+                yield matrix, unit * gain * found.magnitude().double(), float(found.bound), found.layout
 
     @property
     def bound(self) -> float:
         """The certified Lipschitz constant of the whole map, in the Euclidean norm."""
         if not self._joint_bound:
             return max(ell * float(operator_norm(matrix)) for matrix, _, ell, _ in self._output_maps())
-        with torch.no_grad():
-            return self._bound.value()
+        return self.declared_bound
 
     @property
     def _joint_bound(self) -> bool:
@@ -473,7 +472,7 @@ class Lipschitz(nn.Module):
         """
         if self._bound.trained:
             raise OptionError("the bound is trained: bound_floor and bound_ceiling limit it, it cannot be set")
-        value = _positive("bound", bound)
+        value = positive_number("bound", bound, BoundError)
         factor = value / self.declared_bound
         with torch.no_grad():
             self._bound.assign(value)
@@ -481,12 +480,16 @@ class Lipschitz(nn.Module):
                 if group.free:  # those of given maps follow from ℓ
                     stored = self._parameter("log_multiplier", group.name)
                     stored.copy_(unbounded(bounded(stored) + 2 * math.log(factor)))
-            for term in self.plan.output.terms:
-                bias = self.graph[term.affine].bias  # type: ignore[attr-defined]
-                if bias is not None:
-                    whole = term.rows is None or isinstance(self.graph[term.affine], Convolution)
-                    rows = slice(None) if whole else list(term.rows or ())
-                    self.module.get_parameter(bias)[rows] *= factor
+            for affine, rows in self._output_rows():
+                if affine.bias is not None:
+                    self.module.get_parameter(affine.bias)[rows] *= factor
+
+    def _output_rows(self) -> Iterator[tuple[Affine, Any]]:
+        """The output's free maps, with the entries of their biases."""
+        for term in (t for g in self.plan.heads for t in g.terms):
+            affine = cast(Affine, self.graph[term.affine])
+            whole = term.rows is None or isinstance(affine, Convolution)
+            yield affine, slice(None) if whole else list(term.rows or ())
 
     @staticmethod
     def from_trained(
@@ -525,21 +528,11 @@ class Lipschitz(nn.Module):
             >>> x = torch.randn(5, 4).double()
             >>> bool(torch.allclose(net(x), plain(x), atol=1e-9))
             True
-            >>> net.set_bound(net.bound / 5)
-            >>> bool(torch.allclose(net(x), plain(x) / 5, atol=1e-9))
-            True
         """
         from ldlt.certificates.trained import constrain  # noqa: PLC0415 (certificates are built on networks)
 
-        return constrain(
-            model,
-            bound,
-            input_shape=input_shape,
-            slack=slack,
-            certificate=certificate,
-            time_limit=time_limit,
-            **options,
-        )
+        given = {"input_shape": input_shape, "slack": slack, "certificate": certificate, "time_limit": time_limit}
+        return constrain(model, bound, **given, **options)
 
     def load_explicit(self, weights: Mapping[str, Tensor], multipliers: Mapping[str, Tensor]) -> None:
         """Invert the parameterisation: set the free parameters so that the network has these explicit weights.
@@ -560,8 +553,7 @@ class Lipschitz(nn.Module):
 
     def extra_repr(self) -> str:
         """Summary for ``repr``."""
-        name = self._blueprint.contraction.name
-        head = self._blueprint.head.name
+        name, head = self._blueprint.contraction.name, self._blueprint.head.name
         return f"bound={self.declared_bound:g}, input_shape={self.input_shape}, contraction={name}, head={head}"
 
 
@@ -581,66 +573,9 @@ class _Cache:
         return self.found
 
 
-class _Bound(nn.Module):
-    """ℓ: a constant, or a trained number between a floor and a ceiling."""
-
-    fixed: Tensor
-
-    def __init__(
-        self, start: float, trained: bool, floor: float | None, ceiling: float | None, dtype: torch.dtype
-    ) -> None:
-        super().__init__()
-        low = 0.0 if floor is None else _positive("bound_floor", floor)
-        high = math.inf if ceiling is None else _positive("bound_ceiling", ceiling)
-        if not trained and (floor is not None or ceiling is not None):
-            raise OptionError("bound_floor and bound_ceiling need train_bound=True")
-        if not low < high or not low <= start <= high:
-            raise BoundError(f"bound={start:g} must lie between bound_floor={low:g} and bound_ceiling={high:g}")
-        self.low, self.high, self.trained, self.start = low, high, trained, start
-        if trained:
-            self.free = nn.Parameter(torch.tensor(self._inverse(start), dtype=dtype))
-        else:
-            self.register_buffer("fixed", _round_down(start, dtype))
-
-    def assign(self, value: float) -> None:
-        """Set a constant ℓ."""
-        self.start = value
-        self.fixed.copy_(_round_down(value, self.fixed.dtype))
-
-    def _inverse(self, value: float) -> float:
-        # Logarithmic distance from the limits, kept off them so that the gradient does not vanish.
-        if math.isfinite(self.high):
-            low = self.low or self.high * 1e-6
-            share = min(max(math.log(value / low) / math.log(self.high / low), 0.02), 0.98)
-            return unbounded(math.log(share / (1 - share)))
-        return unbounded(math.log(max(value - self.low, 0.02 * value)))
-
-    def forward(self) -> Tensor:
-        """ℓ as a scalar tensor."""
-        if not self.trained:
-            return self.fixed
-        if math.isfinite(self.high):
-            low = self.low or self.high * 1e-6
-            return low * torch.exp(torch.sigmoid(bounded(self.free)) * math.log(self.high / low))
-        return self.low + positive(self.free)
-
-    def value(self) -> float:
-        """ℓ as a number."""
-        used = float(self())
-        # The number in use may be the declared one rounded down; another one comes from a loaded state.
-        rounded = not self.trained and 0 <= self.start - used <= 2**-20 * self.start
-        return self.start if rounded else used
-
-
 def _largest(found: Sequence[Tensor], most: float) -> Tensor:
     """The largest of several bounds, not above one that holds whatever they are: they may have overflowed."""
     return torch.nan_to_num(torch.stack(list(found)), nan=math.inf).amax(0).clamp(max=most)
-
-
-def _round_down(value: float, dtype: torch.dtype) -> Tensor:
-    """The largest number of that dtype that is not above ``value``."""
-    rounded = torch.tensor(value, dtype=dtype)
-    return rounded if float(rounded) <= value else torch.nextafter(rounded, torch.zeros_like(rounded))
 
 
 def _key(group: str) -> str:
@@ -663,36 +598,6 @@ def _reference(module: nn.Module) -> Tensor:
     return like
 
 
-def join_groups(plan: Plan, node: str, values: Mapping[str, Tensor]) -> Tensor:
-    """Per-group vectors of one activation in the order of its features."""
-    names, places = plan.parts(node)
-    found = torch.cat([values[n] for n in names])
-    return found if places is None else found[places]
-
-
-def sample_shape(input_shape: Any) -> tuple[int, ...]:
-    """Shape of one sample as a tuple, from an int or a sequence of ints."""
-    values = [input_shape] if isinstance(input_shape, numbers.Integral) else input_shape
-    try:
-        shape = tuple(int(v) for v in values)
-        exact = all(int(v) == v for v in values)
-    except (TypeError, ValueError):
-        raise ShapeError(f"input_shape must be an int or a tuple of ints, not {input_shape!r}") from None
-    if not shape or not exact or any(v < 1 for v in shape):
-        raise ShapeError(f"input_shape must consist of positive ints without the batch dimension, not {input_shape!r}")
-    return shape
-
-
-def _positive(name: str, value: Any, error: type[Exception] = BoundError) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise error(f"{name} must be a positive number, not {value!r}") from None
-    if not (math.isfinite(number) and number > 0):
-        raise error(f"{name} must be positive and finite, not {number!r}")
-    return number
-
-
 @contextlib.contextmanager
 def _running_statistics(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     r"""Within this context batch normalisation uses its running statistics; they are updated when it ends.
@@ -700,8 +605,11 @@ def _running_statistics(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     Those of the batch would make a sample's output a function of all others, which has no bound. Yields copies by name
     to run the module with, which autograd remembers while the module's own are overwritten.
     """
-    layers = {n: m for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.training}
-    layers = {n: m for n, m in layers.items() if m.track_running_stats and m.running_mean is not None}
+    layers = {
+        n: m
+        for n, m in module.named_modules()
+        if isinstance(m, _BatchNorm) and m.training and m.track_running_stats and m.running_mean is not None
+    }
     seen: list[tuple[Any, Tensor, Tensor]] = []
 
     def look(layer: Any, inputs: tuple[Tensor, ...]) -> None:

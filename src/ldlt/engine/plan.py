@@ -12,7 +12,7 @@ finest one that all operations up to it commute with. The pixels of one channel 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -72,8 +72,8 @@ class Group:
 
     @property
     def is_output(self) -> bool:
-        """Whether these are the rows of the output."""
-        return self.name == OUTPUT
+        """Whether these are rows of the output."""
+        return self.node == OUTPUT
 
     @property
     def free(self) -> bool:
@@ -148,7 +148,7 @@ class Plan:
     Attributes:
         steps: In order.
         groups: By name.
-        output: The output's group.
+        heads: The groups of the output, in the order in which they are chosen; one without free maps if it has none.
         cells: The grid at the start; None if everything is dense.
         places: Group -> where its rows lie.
         images: Activations whose multipliers belong to channels.
@@ -157,24 +157,32 @@ class Plan:
 
     steps: tuple[Step, ...]
     groups: dict[str, Group]
-    output: Group
+    heads: tuple[Group, ...]
     cells: Cells = None
     places: dict[str, Place] = field(default_factory=dict)
     images: frozenset[str] = frozenset()
     straight: frozenset[str] = frozenset()
 
-    def parts(self, node: str) -> tuple[list[str], list[int] | None]:
-        """Groups of an activation, and the places of its features among their concatenated rows (None: in order)."""
-        groups = [g for g in self.groups.values() if g.node == node]
-        if len(groups) == 1:
-            return [groups[0].name], None
+    @property
+    def output(self) -> Group:
+        """The first head: the only one, unless the output is a concatenation."""
+        return self.heads[0]
+
+    def parts(self, node: str) -> list[Group]:
+        """Groups of an activation or of the output."""
+        return [g for g in self.all_groups if g.node == node]
+
+    def join(self, node: str, values: Mapping[str, Tensor]) -> Tensor:
+        """Vectors of the groups of one node in the order of its features."""
+        groups = self.parts(node)
+        found = torch.cat([values[g.name] for g in groups])
         rows = [r for g in groups for r in g.rows or ()]
-        return [g.name for g in groups], sorted(range(len(rows)), key=rows.__getitem__)
+        return found[torch.tensor(rows).argsort()] if rows else found
 
     @property
     def all_groups(self) -> list[Group]:
         """The groups, the output's last."""
-        return [*self.groups.values(), self.output]
+        return [*self.groups.values(), *self.heads]
 
     @property
     def normalised(self) -> set[str]:
@@ -258,6 +266,8 @@ def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
 
 # -- groups ------------------------------------------------------------------------------------------------------------
 
+_Rows = tuple[list[int], tuple[str, ...]]  # rows, and the free maps they are a sum of
+
 
 class _Planner:
     """Divides rows into groups.
@@ -286,44 +296,32 @@ class _Planner:
         joint = activations.sector(node.resolve(self.module)).group is not None
         if joint and len(free) + bool(bounded) > 1:  # rows that are mixed are never split
             free, bounded = [], list(range(n))
-        groups: list[tuple[list[int], tuple[FreeTerm, ...]]] = []
-        for rows, names in free:
-            terms = tuple(self._term(name, origin, rows) for name in names)
-            for term in terms:
-                count = self.graph[term.affine].features
-                taken = self.owned.setdefault(term.affine, torch.zeros(count, dtype=torch.bool))
-                taken[slice(None) if term.rows is None else list(term.rows)] = True
-                self.owners.setdefault(term.affine, []).append(node.name)
-            groups.append((rows, terms))
-        if bounded:
-            groups.append((bounded, ()))
-        several = len(groups) > 1
-        return [
-            Group(
-                f"{node.name}__{k}" if several else node.name,
-                node.name,
-                value,
-                tuple(r) if several else None,
-                t,
-                len(r),
-            )
-            for k, (r, t) in enumerate(groups)
-        ]
+        groups = self._groups(node.name, value, origin, free, bounded)
+        for term in (t for g in groups for t in g.terms):
+            count = self.graph[term.affine].features
+            taken = self.owned.setdefault(term.affine, torch.zeros(count, dtype=torch.bool))
+            taken[slice(None) if term.rows is None else list(term.rows)] = True
+            self.owners.setdefault(term.affine, []).append(node.name)
+        return groups
 
-    def output(self) -> Group:
-        """The group of the output: all of it, or a given map."""
+    def output(self) -> list[Group]:
+        """The groups of the output: free maps, each of some rows, or all of it as a given map."""
         value = self.graph.output
         origin, n = self.origins[value], self.graph[value].features
         free, bounded = self._signatures(OUTPUT, origin, n)
-        terms: tuple[FreeTerm, ...] = ()
-        if not bounded and len(free) == 1:
-            rows, names = free[0]
-            terms = tuple(self._term(a, origin, rows) for a in names)
-        return Group(OUTPUT, OUTPUT, value, None, terms, n)
+        groups = self._groups(OUTPUT, value, origin, free, bounded)
+        chosen = {t.affine for g in groups for t in g.terms}
+        read = {a for g in groups for m in g.members for a in self.ancestors[m]}
+        return self._groups(OUTPUT, value, origin, [], list(range(n))) if bounded or chosen & read else groups
 
-    def _signatures(
-        self, node: str, origin: _Origin, n: int
-    ) -> tuple[list[tuple[list[int], tuple[str, ...]]], list[int]]:
+    def _groups(self, node: str, value: str, origin: _Origin, free: list[_Rows], bounded: list[int]) -> list[Group]:
+        parts = [(rows, tuple(self._term(name, origin, rows) for name in names)) for rows, names in free]
+        parts += [(bounded, ())] if bounded else []
+        if len(parts) == 1:
+            return [Group(node, node, value, None, parts[0][1], len(parts[0][0]))]
+        return [Group(f"{node}__{k}", node, value, tuple(r), t, len(r)) for k, (r, t) in enumerate(parts)]
+
+    def _signatures(self, node: str, origin: _Origin, n: int) -> tuple[list[_Rows], list[int]]:
         """Rows by the set of free maps they are a sum of, and the rows that are no such sum."""
         blocked = origin.fixed | (node in self.demoted)
         present = {a: index >= 0 for a, (index, _) in origin.terms.items()}
@@ -407,9 +405,9 @@ class _Order:
         self.done.add(name)
 
 
-def _with_liveness(steps: list[Step], graph: Graph, groups: dict[str, Group], output: Group) -> tuple[Step, ...]:
+def _with_liveness(steps: list[Step], graph: Graph, groups: dict[str, Group], heads: list[Group]) -> tuple[Step, ...]:
     """Add to each step the values that are read later."""
-    live: set[str] = set(output.needs)
+    live = {v for g in heads for v in g.needs}
     out: list[Step] = []
     for step in reversed(steps):
         out.append(replace(step, live=tuple(sorted(live))))
@@ -489,10 +487,15 @@ class _Grids:
                 places[step.group] = self._place(plan.groups[step.group], cells)
                 cells = places[step.group].layout.cells
             steps.append(replace(step, cells=cells))
-        cells = None if cells is None else meet(cells, self._wanted(plan.output))
-        places[OUTPUT] = self._place(plan.output, cells)
+        while True:  # all heads lie on one grid
+            for head in plan.heads:
+                cells = None if cells is None else meet(cells, self._wanted(head))
+            found = {g.name: self._place(g, cells) for g in plan.heads}
+            if all(p.layout.cells == cells for p in found.values()):
+                break
+            cells = None
         images = frozenset(a.name for a in self.graph.activations if self._tied(a))
-        return replace(plan, steps=tuple(steps), cells=start, places=places, images=images)
+        return replace(plan, steps=tuple(steps), cells=start, places=places | found, images=images)
 
     def _passes(self, step: Step) -> bool:
         """Whether a step only renames: it does not ask for a grid."""
@@ -501,39 +504,32 @@ class _Grids:
 
     def _place(self, group: Group, cells: Cells) -> Place:
         """Where a group's rows lie, on the given grid or, if they lie differently in its cells, in a single cell."""
-        shared = self._shared(group)
-        found = None if cells is None else self._on_grid(group, cells, shared)
-        if found is not None:
-            return found
-        rows = None if group.rows is None else torch.tensor(group.rows)
-        terms = tuple(None if t.rows is None else torch.tensor(t.rows) for t in group.terms)
-        return Place(Layout(None, (), group.size), rows, rows, terms, shared, shared)
-
-    def _on_grid(self, group: Group, cells: tuple[int, ...], shared: Tensor | None) -> Place | None:
-        image = self.images[group.value]
-        if image is None:
-            return None
-        count = math.prod(cells)
-        cell, where = cell_rows(image, cells)
+        shape = self.images[group.value] if cells is not None else (self.graph[group.value].features,)
+        shared, count = self._shared(group), math.prod(cells or ())
+        if shape is None or group.size % count:
+            return self._place(group, None)
+        cell, where = cell_rows(shape, cells)
         rows = torch.arange(len(cell)) if group.rows is None else torch.tensor(group.rows)
-        if len(rows) % count:
-            return None
         order = torch.argsort(cell[rows], stable=True).reshape(count, -1)
         found = _same_in_cells(cell[rows][order], where[rows][order])
-        terms: list[Tensor | None] = []
+        terms = []
         for term in group.terms:
+            affine = self.graph[term.affine]
             used = torch.arange(len(rows)) if term.rows is None else torch.tensor(term.rows)
-            at, place = cell_rows(self.graph[term.affine].shape, cells)
+            at, place = cell_rows(affine.shape, cells)
             same = _same_in_cells(at[used][order], place[used][order])
-            if same is None:
-                return None
-            terms.append(_unless_all(same, self.graph[term.affine].features // count))
-        if found is None:
-            return None
-        parts = phases(image, cells) if group.rows is None else (1,) * len(cells)
-        local = _unless_all(found, len(cell) // count)
-        own = None if shared is None else shared[order[0]]
-        return Place(Layout(cells, parts, len(found)), local, rows[order[0]], tuple(terms), own, shared)
+            terms.append(None if same is None else (same, affine.features // count))
+        if found is None or None in terms:
+            return self._place(group, None)
+        parts = () if cells is None else phases(shape, cells) if group.rows is None else (1,) * len(cells)
+        return Place(
+            Layout(cells, parts, len(found)),
+            _unless_all(found, len(cell) // count),
+            _unless_all(rows[order[0]], len(cell)),
+            tuple(_unless_all(*t) for t in terms if t is not None),
+            None if shared is None else shared[order[0]],
+            shared,
+        )
 
 
 def _same_in_cells(cell: Tensor, where: Tensor) -> Tensor | None:
@@ -553,7 +549,7 @@ def _straight(plan: Plan, graph: Graph) -> frozenset[str]:
     """See :class:`Plan`: on such a stretch, the factor of a covariance is only divided by."""
     found = set()
     for i, step in enumerate(plan.steps):
-        if step.group is None or len(plan.parts(plan.groups[step.group].node)[0]) > 1:
+        if step.group is None or len(plan.parts(plan.groups[step.group].node)) > 1:
             continue
         value, alone, reader, last = step.group, len(step.live) <= 1, plan.output, step
         for last in plan.steps[i + 1 :]:
@@ -564,7 +560,7 @@ def _straight(plan: Plan, graph: Graph) -> frozenset[str]:
             ordered = isinstance(node, Wire) and node.role == "order"
             alone = alone and len(last.live) <= 1 and (last.transport is None or ordered)
             value = last.name
-        gone = reader is plan.output or value not in last.live
+        gone = value not in last.live if not reader.is_output else len(plan.heads) == 1
         if alone and reader.free and reader.needs == [value] and gone:
             found.add(step.group)
     return frozenset(found)
@@ -582,13 +578,14 @@ def make_plan(graph: Graph, module: nn.Module) -> Plan:
         try:
             planner = _Planner(graph, module, demoted)
             groups = {act.name: planner.split(act) for act in graph.activations}
-            output = planner.output()
+            heads = planner.output()
             order = _Order(graph, groups, planner.owners)
             order.need(act.name for act in graph.activations)
-            order.need(output.needs)
+            order.need(v for g in heads for v in g.needs)
             flat = {g.name: g for gs in groups.values() for g in gs}
-            plan = Plan(_with_liveness(order.steps, graph, flat, output), flat, output)
-            plan = _Grids(graph, module, plan).place()
+            plan = _Grids(
+                graph, module, Plan(_with_liveness(order.steps, graph, flat, heads), flat, tuple(heads))
+            ).place()
             return replace(plan, straight=_straight(plan, graph))
         except RecursionError as error:
             raise GraphError(
@@ -601,46 +598,17 @@ def make_plan(graph: Graph, module: nn.Module) -> Plan:
 
 
 def largest_dense(plan: Plan, graph: Graph) -> tuple[int, str]:
-    """Entries of the largest dense generator of a sweep (features × noise), from shapes alone, and whose it is.
+    """Entries of the largest dense generators of a sweep, from shapes alone, and at which value.
 
-    Noise is counted block by block as the sweep makes it; of operations that are run on batches, their matrix counts,
-    too.
+    The noise of what is live is compressed to about as many dimensions as it has features.
     """
-    sizes: list[int] = [graph.input.features]  # of the blocks of noise
-    live: dict[str, tuple[int, frozenset[int]]] = {graph.input.name: (sizes[0], frozenset([0]))}  # features, blocks
     worst, where = 0, ""
     for step in plan.steps:
-        blocks: frozenset[int] = frozenset()
-        extra = 0
-        if step.group is not None:
-            group = plan.groups[step.group]
-            count = group.size
-            blocks = frozenset(b for m in group.needs for b in live[m][1])
-            members = sum(live[m][0] for m in group.needs)
-            around = [n for n in live if live[n][1] & blocks and (n in step.live or n in group.needs)]
-            if group.free and sum(sizes[b] for b in blocks) > sum(live[n][0] for n in around) >= members:
-                sizes.append(sum(live[n][0] for n in around))  # the factorisation compresses the noise
-                for n in around:
-                    live[n] = (live[n][0], (live[n][1] - blocks) | {len(sizes) - 1})
-                blocks = frozenset([len(sizes) - 1])
-            sizes.append(count)
-            new = len(sizes) - 1
-            for n in step.live:
-                if n in live and live[n][1] & blocks:
-                    live[n] = (live[n][0], live[n][1] | {new})
-            live[step.group] = (count, frozenset([new]))
-        else:
-            node = graph[step.name]
-            read = plan.parts(step.name)[0] if step.joins else list(node.parents)
-            blocks = frozenset(b for p in read for b in live[p][1])
-            if isinstance(node, Wire) and node.role == "linear":
-                extra = node.features * sum(live[p][0] for p in read)
-            live[step.name] = (node.features, blocks)
-        live = {n: live[n] for n in step.live if n in live}
         if step.cells is not None:
             continue
-        for n, (count, own) in live.items():
-            entries = max(count * sum(sizes[b] for b in own), extra if n == step.name else 0)
-            if entries > worst:
-                worst, where = entries, n
+        node = plan.groups[step.group].value if step.group else step.name
+        values = {node, *graph[node].parents, *(plan.groups[n].value if n in plan.groups else n for n in step.live)}
+        entries = sum(graph[v].features for v in values) ** 2
+        if entries > worst:
+            worst, where = entries, node
     return worst, where

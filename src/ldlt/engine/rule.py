@@ -15,7 +15,7 @@ Read without ``y`` it is the precision matrix of a Gaussian, of which the live t
   :math:`U = \sqrt2\, r \Lambda^{1/2} F_v`. Every live tensor is then inflated by fresh noise,
   :math:`F_t \leftarrow [F_t\;\; (KUQF_t^*)^*]`, and :math:`w = cCw_K + e`,
   :math:`\operatorname{cov}(e) = (2\Lambda)^{-1}`, joins;
-* **output**: :math:`B = U F^{-1}` with ``‖U‖ ≤ 1``.
+* **output**: :math:`B = U F^{-1}` with ``‖U‖ ≤ 1``. A head that others follow inflates what they read.
 
 With one multiplier per channel all of this commutes with the shifts of a grid of cells and runs frequency by frequency;
 "neurons" and "features" are then those of a cell. The grid only gets coarser, in the end a single cell.
@@ -25,69 +25,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ldlt.engine.contraction import Contracted, adjoint_root, given, identity_root
-from ldlt.engine.factor import (
-    Block,
-    Frame,
-    Generator,
-    Square,
-    column_norms,
-    dense,
-    factor,
-    noise_frame,
-    squared,
-    stacked,
-)
-from ldlt.engine.linalg import Triangular, floor_share, gram_cholesky
+from ldlt.engine.contraction import Contracted, Root, gap, given
+from ldlt.engine.factor import Block, Frame, Generator, Square, column_norms, covariance, factor, squared
+from ldlt.engine.linalg import floor_share, gram_cholesky
 from ldlt.images.grids import Cells, Fold, Layout
 
-__all__ = ["Live", "Map", "Maps", "Run", "Slopes", "Sum", "Taken", "transport"]
+__all__ = ["Live", "Maps", "Run", "Slopes", "Taken", "transport"]
 
 
 # -- transport ---------------------------------------------------------------------------------------------------------
-
-
-class Map(Protocol):
-    """A linear operation on several tensors."""
-
-    def on(self, values: Sequence[Block | None]) -> Block:
-        """The block of the result from those of the parents, None for zero."""
-
-    def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
-        """Magnitudes of the result from those of the parents."""
-
-
-def transport(move: Map, parents: Sequence[Generator], layout: Layout) -> Generator:
-    """``F_{Jt} = J F_t``, block by block."""
-    blocks = {
-        b: move.on([p.blocks.get(b) for p in parents]) for b in dict.fromkeys(b for p in parents for b in p.blocks)
-    }
-    return Generator(blocks, move.sizes([p.size for p in parents]), layout)
-
-
-@dataclass(frozen=True)
-class Sum:
-    """``Σ_p scale_p t_p``."""
-
-    scales: Sequence[float]
-
-    def on(self, values: Sequence[Block | None]) -> Block:
-        terms = [
-            dense(v) if s == 1 else s * dense(v) for v, s in zip(values, self.scales, strict=True) if v is not None
-        ]
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
-        return total
-
-    def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
-        return torch.linalg.vector_norm(torch.stack([w * s for w, s in zip(self.scales, sizes, strict=True)]), dim=0)
 
 
 @dataclass(frozen=True)
@@ -105,23 +56,25 @@ class Run:
     moves: bool
 
     def on(self, values: Sequence[Block | None]) -> Block:
-        known = [None if v is None else dense(v) for v in values]
+        """The block of the result from those of the parents, None for zero."""
+        known = [v.dense() if isinstance(v, Square) else v for v in values]
         like = next(v for v in known if v is not None)
-        count = len(like)
         batches = [
-            like.new_zeros(count, *s) if v is None else v.reshape(count, *s)
+            like.new_zeros(len(like), *s) if v is None else v.reshape(len(like), *s)
             for v, s in zip(known, self.shapes, strict=True)
         ]
-        return self.function(*batches).reshape(count, -1)
+        return self.function(*batches).reshape(len(like), -1)
 
     @torch.no_grad()
     def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
+        """Magnitudes of the result from those of the parents."""
         if self.moves:
             return self.function(*(s.reshape(1, *n) for s, n in zip(sizes, self.shapes, strict=True))).reshape(-1)
         found = []
         for place in range(len(sizes)):  # by the matrices of the operation
-            units = [torch.diag(s) if i == place else None for i, s in enumerate(sizes)]
-            found.append(column_norms(dense(self.on(units))))
+            block = self.on([torch.diag(s) if i == place else None for i, s in enumerate(sizes)])
+            assert isinstance(block, Tensor)
+            found.append(column_norms(block))
         return torch.linalg.vector_norm(torch.stack(found), dim=0)
 
 
@@ -135,10 +88,12 @@ class Taken:
 
     @classmethod
     def of(cls, index: Tensor, features: int) -> Taken:
+        """The index with what is known of it."""
         whole = len(index) == features and bool((index == torch.arange(features)).all())
         return cls(index, whole, bool((index < 0).any()))
 
     def on(self, value: Tensor) -> Tensor:
+        """Of the last dimension."""
         index = self.index.to(value.device)
         found = value[..., index.clamp_min(0)]
         return found * (index >= 0).to(found.dtype) if self.zeros else found
@@ -149,68 +104,53 @@ class Maps:
     """``Σ_p T_p t_p``.
 
     Attributes:
-        maps: One per parent: :class:`Taken`, a real matrix (m_out, m_p) that is the same at all frequencies, or a
-            transfer function (f, m_out, m_p).
+        maps: One per parent: a number, :class:`Taken`, a real matrix (m_out, m_p) that is the same at all frequencies,
+            or a transfer function (f, m_out, m_p).
     """
 
-    maps: Sequence[Taken | Tensor]
+    maps: Sequence[float | Taken | Tensor]
 
     def on(self, values: Sequence[Block | None]) -> Block:
-        found: Block | None = None
+        """As in :class:`Run`."""
+        terms: list[Block] = []
         for moved, value in zip(self.maps, values, strict=True):
             if value is None:
                 continue
-            new: Block
+            if moved == 1 if isinstance(moved, float) else isinstance(moved, Taken) and moved.whole:
+                terms.append(value)
+                continue
+            matrix = value.dense() if isinstance(value, Square) else value
             if isinstance(moved, Taken):
-                new = value if moved.whole else moved.on(dense(value))
+                terms.append(moved.on(matrix))
+            elif isinstance(moved, Tensor):
+                terms.append(matrix @ moved.mH.to(matrix.device, matrix.dtype))
             else:
-                matrix = dense(value)
-                new = matrix @ moved.mH.to(matrix.device, matrix.dtype)
-            found = new if found is None else dense(found) + dense(new)
-        assert found is not None
-        return found
+                terms.append(moved * matrix)
+        total = terms[0]
+        for term in terms[1:]:
+            left, right = (v.dense() if isinstance(v, Square) else v for v in (total, term))
+            total = left + right
+        return total
 
     def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
+        """As in :class:`Run`."""
         found = []
         for moved, size in zip(self.maps, sizes, strict=True):
             if isinstance(moved, Taken):
                 found.append(moved.on(size))
-            else:
+            elif isinstance(moved, Tensor):
                 matrix = moved.detach() if moved.ndim == 2 else moved.detach().abs().amax(0)
                 found.append(column_norms((matrix.to(size) * size).mT))
+            else:
+                found.append(abs(moved) * size)
         return found[0] if len(found) == 1 else torch.linalg.vector_norm(torch.stack(found), dim=0)
 
 
-def _reduced(
-    count: int,
-    function: Callable[..., Tensor],
-    parents: Sequence[Generator],
-    shapes: Sequence[tuple[int, ...]],
-    fold: Fold,
-    noise: dict[int, tuple[int, ...]],
-) -> Generator:
-    """Dense generator of a vector of ``count`` features that a linear function makes from images on a grid.
-
-    The rows of the function are found as gradients, one per feature of the result, and multiplied by the generators in
-    the Fourier domain: the images themselves are never written densely.
-    """
-    like = parents[0].size
-    with torch.enable_grad():
-        images = [torch.zeros(count, *s, dtype=like.dtype, device=like.device, requires_grad=True) for s in shapes]
-        y = function(*images).reshape(count, count)
-        rows = torch.autograd.grad(y.diagonal().sum(), images, allow_unused=True)
-    blocks: dict[int, Block] = {}
-    size = like.new_zeros(count)
-    for gen, found in zip(parents, rows, strict=True):
-        if found is None:
-            continue
-        matrix, parts = found.detach().reshape(count, -1), gen.layout.parts
-        size = torch.hypot(size, column_norms((matrix * fold.vector(gen.size, parts)).mT))
-        wide = fold.unfold(matrix, parts)  # (f, count, m)
-        for b in gen.blocks:
-            new = fold.columns(wide @ gen.flat(b).mH, noise[b]).mH
-            blocks[b] = dense(blocks[b]) + new if b in blocks else new
-    return Generator(blocks, size, Layout(None, (), count))
+def transport(move: Maps | Run, parents: Sequence[Generator], layout: Layout) -> Generator:
+    """``F_{Jt} = J F_t``, block by block."""
+    names = dict.fromkeys(b for p in parents for b in p.blocks)
+    blocks = {b: move.on([p.blocks.get(b) for p in parents]) for b in names}
+    return Generator(blocks, move.sizes([p.size for p in parents]), layout)
 
 
 # -- the live tensors and the moves that change them -------------------------------------------------------------------
@@ -255,7 +195,7 @@ class Live:
         self.least = bound.detach() ** -2  # variance of an input feature: what "small" is measured against
         scale = (1 / bound).expand(layout.features)  # cov(x) = I/ℓ²
         block = self.new_block(layout)
-        self.live = {name: Generator({block: Square(identity_root(layout, bound), scale)}, scale.detach(), layout)}
+        self.live = {name: Generator({block: Square(Root.unit(layout, bound), scale)}, scale.detach(), layout)}
 
     def __getitem__(self, name: str) -> Generator:
         return self.live[name]
@@ -303,6 +243,9 @@ class Live:
     ) -> None:
         """Make a vector from images (a mean over positions, say) before the images themselves become dense.
 
+        The rows of the function are found as gradients, one per feature of the result, and multiplied by the generators
+        in the Fourier domain: the images themselves are never written densely.
+
         Args:
             name: The vector.
             count: Its features.
@@ -311,11 +254,25 @@ class Live:
             kept: What else stays live.
         """
         assert self.cells is not None
-        found, shapes = [self.live[p] for p, _ in parents], [s for _, s in parents]
-        gen = _reduced(count, function, found, shapes, Fold(self.cells, None), self.noise)
+        gens, like, fold = [self.live[p] for p, _ in parents], self.least, Fold(self.cells, None)
+        with torch.enable_grad():
+            images = [like.new_zeros(count, *s).requires_grad_() for _, s in parents]
+            y = function(*images).reshape(count, count)
+            rows = torch.autograd.grad(y.diagonal().sum(), images, allow_unused=True)
+        blocks: dict[int, Tensor] = {}
+        size = like.new_zeros(count)
+        for gen, found in zip(gens, rows, strict=True):
+            if found is None:
+                continue
+            matrix, parts = found.detach().reshape(count, -1), gen.layout.parts
+            size = torch.hypot(size, column_norms((matrix * fold.vector(gen.size, parts)).mT))
+            wide = fold.unfold(matrix, parts)  # (f, count, m)
+            for b in gen.blocks:
+                new = fold.columns(wide @ gen.flat(b).mH, self.noise[b]).mH
+                blocks[b] = blocks[b] + new if b in blocks else new
         self.keep(kept)
         self.coarsen(None, alone=False)  # the new vector shares its noise with what stays
-        self.live[name] = gen
+        self.live[name] = Generator({**blocks}, size, Layout(None, (), count))
 
     def factor(self, members: Sequence[str], survivors: Sequence[str]) -> Frame:
         """The square factor of stacked members; ``survivors`` are read after the move."""
@@ -354,8 +311,10 @@ class Live:
         """
         scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
         maps = frame.apart(contracted, scale) if lazy else None
-        maps = frame.right_divide(contracted.matrix, scale) if maps is None else maps
-        self._append(name, frame, contracted, slopes, multiplier, survivors, layout)
+        maps = [scale[:, None] * m for m in frame.right_divide(contracted.matrix)] if maps is None else maps
+        value = lambda: transport(Maps(maps), frame.members, layout)  # noqa: E731
+        inflate = lambda gen: self._spread(frame, contracted, gen)  # noqa: E731
+        self._append(name, contracted, slopes, multiplier, survivors, layout, inflate, value)
         return maps
 
     def given(
@@ -387,7 +346,7 @@ class Live:
             The multiplier ``Λ`` (n,).
         """
         radius = slopes.radius if isinstance(slopes.radius, Tensor) else balance.new_tensor(slopes.radius)
-        rows = stacked([value], sorted(value.blocks)).mH * (radius.reshape(-1, 1) if radius.ndim else radius)  # r F_v
+        rows = value.matrix() * (radius.reshape(-1, 1) if radius.ndim else radius)  # r F_v
         gram = 2 * (rows @ rows.mH)
         # A small number in the divisor only makes Λ smaller, which is safe; it serves rows that are (nearly) zero.
         sums = (gram.abs() * balance).sum(-1) / balance
@@ -397,73 +356,82 @@ class Live:
         if slopes.shared is not None:
             least = multiplier.new_full((slopes.count,), torch.inf)
             multiplier = least.scatter_reduce(0, slopes.shared, multiplier, "amin")[slopes.shared]
-        contracted = given(math.sqrt(2) * multiplier.sqrt()[:, None] * rows)
-        self._append(name, noise_frame(value), contracted, slopes, multiplier, survivors, layout)
+        scale = math.sqrt(2) * multiplier.sqrt()
+        matrix = scale[:, None] * rows
+        lower = gap(matrix)
+
+        def inflate(gen: Generator) -> Tensor | None:  # K U F_t^* = L^{-1} √2 Λ^{1/2} r cov(v, t)
+            seen = covariance(value, gen)
+            scaled = None if seen is None else (scale * radius)[:, None] * seen
+            return None if scaled is None else torch.linalg.solve_triangular(lower, scaled, upper=False)
+
+        self._append(name, given(matrix, lower), slopes, multiplier, survivors, layout, inflate, lambda: value)
         return multiplier
+
+    def observe(self, frame: Frame, contracted: Contracted, survivors: Sequence[str]) -> None:
+        """Inflate what later heads read by an output ``y = U F^{-1} w_K``: ``G ← (G^{-1} − B'B)^{-1}``."""
+        self._inflate(self.new_block(), lambda gen: self._spread(frame, contracted, gen), survivors)
+
+    @staticmethod
+    def _spread(frame: Frame, contracted: Contracted, gen: Generator) -> Tensor | None:
+        """``K U Q F_t^*``."""
+        seen = frame.coordinates(gen)
+        return None if seen is None else contracted.spread(seen)
+
+    def _inflate(self, noise: int, inflate: Callable[[Generator], Tensor | None], survivors: Sequence[str]) -> bool:
+        """Add noise to all that stays live; whether there is anything that gets some."""
+        self.keep(survivors)
+        found = {name: inflate(gen) for name, gen in self.live.items()}
+        for name, new in found.items():
+            if new is not None:
+                self.live[name] = replace(self.live[name], blocks={**self.live[name].blocks, noise: new})
+        return any(new is not None for new in found.values())
 
     def _append(
         self,
         name: str,
-        frame: Frame,
         contracted: Contracted,
         slopes: Slopes,
         multiplier: Tensor,
         survivors: Sequence[str],
         layout: Layout,
+        inflate: Callable[[Generator], Tensor | None],
+        value: Callable[[], Generator],
     ) -> None:
-        """Inflate what stays live and add the new value."""
-        noise = self.new_block(layout)
-        alone = True
-        self.keep(survivors)
-        for s, gen in self.live.items():
-            seen = frame.coordinates(gen)
-            if seen is not None:  # K U Q F_t^*
-                self.live[s] = Generator({**gen.blocks, noise: contracted.spread(seen)}, gen.size, gen.layout)
-                alone = False
-        unit = 1 / (math.sqrt(2) * multiplier.sqrt())
-        blocks = self._new_value(frame, contracted, slopes.rho, unit, noise, layout, alone)
-        self.live[name] = Generator(blocks, unit.detach(), layout)
-
-    def _new_value(
-        self,
-        frame: Frame,
-        contracted: Contracted,
-        rho: float | Tensor,
-        unit: Tensor,
-        noise: int,
-        layout: Layout,
-        alone: bool,
-    ) -> dict[int, Block]:
-        r"""Generator of ``w = c C w_K + e``, ``unit`` :math:`(2Λ)^{-1/2}`.
+        r"""Inflate what stays live and add ``w = c v + e`` with ``cov(e) = (2Λ)^{-1}``.
 
         Its covariance is :math:`\tfrac12 \Lambda^{-1/2}(ρK^*Kρ + 1 − ρ^2)\Lambda^{-1/2}`, and its share of the
-        inflation noise is :math:`\tfrac{1}{\sqrt2}\Lambda^{-1/2} ρ K^*`.
+        inflation noise is :math:`\tfrac{1}{\sqrt2}\Lambda^{-1/2} ρ K^*`; both at once are a square block where
+        ``|ρ| = 1``, or where nothing else sees the noise.
         """
+        noise = self.new_block(layout)
+        alone = not self._inflate(noise, inflate, survivors)
+        unit, rho = (2 * multiplier).rsqrt(), slopes.rho
         number = None if isinstance(rho, Tensor) else float(rho)
+        blocks: dict[int, Block]
         if number is not None and abs(number) == 1:
-            return {noise: Square(contracted.root, number * unit)}
-        if number == 0:
-            return {self.new_block(layout): Square(identity_root(layout, unit), unit)}
-        if alone:
-            return {noise: Square(adjoint_root(self._root(contracted, rho, unit)), unit)}
-        if number is not None and abs(number) < 1:
-            own = layout.diagonal(math.sqrt(1 - number**2) * unit)
+            blocks = {noise: Square(contracted.root, number * unit)}
+        elif number == 0:
+            blocks = {self.new_block(layout): Square(Root.unit(layout, unit), unit)}
+        elif alone:
+            blocks = {noise: Square(self._root(contracted, rho, unit), unit)}
+        elif number is not None and abs(number) < 1:
             share = contracted.root.dense() * (number * unit / contracted.root.factor)
-            return {noise: share, self.new_block(layout): own}
-        known, floor = frame.noise(contracted.matrix)
-        blocks: dict[int, Block] = {b: x * (rho * unit) for b, x in known.items()}
-        blocks.update({self.new_block(): x * (rho * unit) for x in floor})
-        blocks[noise] = contracted.spread(contracted.matrix.mH) * (rho * unit)
-        blocks[self.new_block(layout)] = layout.diagonal(unit)
-        return blocks
+            blocks = {noise: share, self.new_block(layout): layout.diagonal(math.sqrt(1 - number**2) * unit)}
+        else:
+            before = value()
+            after = inflate(before)
+            assert after is not None
+            blocks = {b: before.flat(b) * slopes.center for b in before.blocks}
+            blocks |= {noise: after * slopes.center, self.new_block(layout): layout.diagonal(unit)}
+        self.live[name] = Generator(blocks, unit.detach(), layout)
 
-    def _root(self, contracted: Contracted, rho: float | Tensor, like: Tensor) -> Triangular:
-        """``N`` lower triangular with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""
+    def _root(self, contracted: Contracted, rho: float | Tensor, like: Tensor) -> Root:
+        """``N^*`` with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""
         if not isinstance(rho, Tensor) and abs(rho) < 1:
-            root = (rho / contracted.root.factor) * contracted.root.dense().mH
-            return gram_cholesky(root, like.new_tensor(1 - rho**2), self.unit).factor
-        # K^*K − I = U U^* + U (KU)^* (KU) U^*
-        u = contracted.matrix
-        both = torch.cat([u, contracted.spread(u.mH).mH], -1)
-        both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
-        return gram_cholesky(both, like.new_ones(()), self.unit).factor
+            both, rest = (rho / contracted.root.factor) * contracted.root.dense().mH, 1 - rho**2
+        else:  # K^*K − I = U U^* + U (KU)^* (KU) U^*
+            u, rest = contracted.matrix, 1.0
+            both = torch.cat([u, contracted.spread(u.mH).mH], -1)
+            both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
+        return Root.adjoint(gram_cholesky(both, like.new_tensor(rest), self.unit).factor)

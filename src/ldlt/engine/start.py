@@ -71,7 +71,7 @@ def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
         if affine.name not in net.plan.normalised:
             _start(affine, net.module.get_parameter(affine.weight), shrink)
     for group in net.plan.all_groups:
-        part = net._blueprint.head if group.is_output else net._blueprint.contraction
+        part = net._blueprint.normaliser(group)
         best = 1.0 if group.is_output else _best_gain(net, group, depth)
         if group.name in residual:
             best *= shrink

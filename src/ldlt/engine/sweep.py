@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,8 +14,8 @@ from ldlt import activations
 from ldlt.engine.contraction import Contracted, Contraction, Head
 from ldlt.engine.factor import Frame, Generator, Square
 from ldlt.engine.linalg import BALANCE, MARGIN, bounded, positive
-from ldlt.engine.plan import Group, Plan, Step
-from ldlt.engine.rule import Live, Map, Maps, Run, Slopes, Sum, Taken, transport
+from ldlt.engine.plan import FreeTerm, Group, Plan, Step
+from ldlt.engine.rule import Live, Maps, Run, Slopes, Taken, transport
 from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
 from ldlt.graph.convolution import Cells, Spec
 from ldlt.images.convolutions import CirculantWeight, Taps, local_maps
@@ -56,6 +56,11 @@ class Blueprint:
                 self.sectors[node.name] = (None, {})
             elif not any(True for _ in layer.parameters()):
                 self.sectors[node.name] = (activations.sector(layer), _settings(layer))
+
+    def normaliser(self, group: Group) -> Contraction | Head:
+        """What makes the map of a group: the head for the last of those of a joint output, else the contraction."""
+        followed = self.head.joint and group.name != self.plan.heads[-1].name
+        return self.head if group.is_output and not followed else self.contraction
 
     def sector(self, node: Activation, module: nn.Module) -> activations.Sector:
         """The sector of an activation; PReLU's is a function of its current parameters."""
@@ -98,8 +103,8 @@ class Explicit:
         weights: Explicit matrices by parameter name (only those that differ from the free ones); those of
             convolutions are :class:`~ldlt.images.convolutions.CirculantWeight`.
         multipliers: Group -> ``Λ``, one per row of the group.
-        output: ``F_y`` (k, q): the generator of the output; the constant of the map ``a·y`` is ``ℓ‖F_y' a‖``. On a grid
-            (f, k, q) with k features per cell.
+        output: Makes ``F_y`` (k, q), the generator of the output; the constant of the map ``a·y`` is ``ℓ‖F_y' a‖``. On
+            a grid (f, k, q) with k features per cell.
         bound: ℓ.
         layout: How the output lies on a grid.
         magnitude: Makes the magnitudes of the outputs before cancellation, ``Σ_j |B_ij| s_j``, (k,) or one per local
@@ -109,7 +114,7 @@ class Explicit:
 
     weights: dict[str, Tensor]
     multipliers: dict[str, Tensor]
-    output: Tensor
+    output: Callable[[], Tensor]
     bound: Tensor
     layout: Layout
     magnitude: Callable[[], Tensor]
@@ -151,39 +156,36 @@ class Sweep:
                 self.live.leave_grid(node.name, node.features, node.bind(self.tensors), parents, kept)
             else:
                 self.live.coarsen(step.cells)
-                if step.transport is not None:
-                    self._transport(step.transport)
+                if node is not None:
+                    self._transport(node)
                 elif step.group is not None:
                     self._eliminate(self.plan.groups[step.group], step)
                 elif step.joins is not None:
-                    self._join(step.joins)
+                    self.live[step.joins] = self._joined(step.joins, self.live.live)
             # What is eliminated later does not change the constant of a value.
             if self.watch is not None and self.watch in (step.transport, step.joins):
-                self.watched = _flat(self.live[self.watch])
+                self.watched = self.live[self.watch].matrix()
             self.live.keep(step.live)
-        output, layout, magnitude = self._finish()
+        output, layout, magnitude = self._heads() if self.plan.output.free else self._given_output()
         return Explicit(self.weights, self.multipliers, output, self.given.bound, layout, magnitude, self.watched)
 
     # -- transport ---------------------------------------------------------------------------------------------------
 
-    def _transport(self, name: str) -> None:
-        node = self.graph[name]
-        parents = [self.live[p] for p in node.parents]
+    def _transport(self, node: Affine | Wire) -> None:
+        parents, cells = [self.live[p] for p in node.parents], self.live.cells
         if isinstance(node, Wire) and node.role == "order":
-            self.live[name] = parents[0]
+            self.live[node.name] = parents[0]
             return
-        move: Map
+        move: Maps | Run
         if isinstance(node, Affine):
-            move = Maps([self._matrix(node, self.live.cells)])
-        elif isinstance(node, Wire) and node.role == "sum":
-            move = Sum(node.scales)
-        elif isinstance(node, Wire) and self.live.cells is not None:
-            move = Maps(self._wired(node, self.live.cells))
+            move = Maps([self._matrix(node, cells)])
+        elif node.role == "sum":
+            move = Maps([float(s) for s in node.scales])
+        elif cells is not None:
+            move = Maps(self._wired(node, cells))
         else:
-            assert isinstance(node, Wire)
-            shapes = [self.graph[p].shape for p in node.parents]
-            move = Run(node.linear(self.tensors), shapes, node.role == "rearrange")
-        self.live[name] = transport(move, parents, Layout.of(node.shape, self.live.cells))
+            move = Run(node.linear(self.tensors), [self.graph[p].shape for p in node.parents], node.role == "rearrange")
+        self.live[node.name] = transport(move, parents, Layout.of(node.shape, cells))
 
     def _matrix(self, node: Affine, cells: Cells) -> Tensor:
         """What a map is on a grid: the explicit one, or the free one where it is not known yet."""
@@ -196,40 +198,43 @@ class Sweep:
         weight = self.given.weights[node.weight]
         if not isinstance(node, Convolution):
             return weight
-        key = (node.name, cells)
-        if key not in self.blueprint.wiring:
-            assert isinstance(node.spec, Spec)
-            inputs = self.graph[node.parents[0]].shape
-            self.blueprint.wiring[key] = Taps(node.spec, node.kernel, inputs, node.shape, cells)
-        taps: Taps = self.blueprint.wiring[key]
+        assert isinstance(node.spec, Spec)
+        arguments = (node.spec, node.kernel, self.graph[node.parents[0]].shape, node.shape, cells)
+        taps: Taps = self._wiring(node, cells, lambda: Taps(*arguments))
         return taps(weight)
 
     def _wired(self, node: Wire, cells: tuple[int, ...]) -> list[Taken | Tensor]:
         """The maps of a fixed operation on a grid."""
-        maps: list[Taken | Tensor] | None = self.blueprint.wiring.get((node.name, cells))
-        if maps is None:
+
+        def make() -> list[Taken | Tensor]:
             shapes = [self.graph[p].shape for p in node.parents]
             found = local_maps(node, self.tensors, shapes, cells)
-            maps = [Taken.of(m, local(s, cells)) if m.ndim == 1 else m for m, s in zip(found, shapes, strict=True)]
-            if not node.constants:  # what depends on a tensor of the module is made anew in every pass
-                self.blueprint.wiring[node.name, cells] = maps
-        return maps
+            return [Taken.of(m, local(s, cells)) if m.ndim == 1 else m for m, s in zip(found, shapes, strict=True)]
 
-    def _join(self, name: str) -> None:
-        """Put the groups of one activation together."""
-        names, _ = self.plan.parts(name)
-        parts = [self.live[n] for n in names]
-        gen = parts[0]
-        if len(parts) > 1:
-            order = torch.cat([r for n in names if (r := self.plan.places[n].rows) is not None]).argsort()
-            maps, start = [], 0
-            for part in parts:
-                index = order - start
-                inside = (index >= 0) & (index < part.features)
-                maps.append(Taken.of(torch.where(inside, index, -1), part.features))
-                start += part.features
-            gen = transport(Maps(maps), parts, Layout.of(self.graph[name].shape, self.live.cells))
-        self.live[name] = gen
+        # What depends on a tensor of the module is made anew in every pass.
+        return make() if node.constants else self._wiring(node, cells, make)
+
+    def _wiring(self, node: Affine | Wire, cells: Cells, make: Callable[[], Any]) -> Any:
+        key = (node.name, cells)
+        if key not in self.blueprint.wiring:
+            self.blueprint.wiring[key] = make()
+        return self.blueprint.wiring[key]
+
+    def _joined(self, node: str, generators: Mapping[str, Generator]) -> Generator:
+        """The groups of one activation, or of the output, put together."""
+        groups = self.plan.parts(node)
+        parts = [generators[g.name] for g in groups]
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.cat([r for g in groups if (r := self.plan.places[g.name].rows) is not None]).argsort()
+        maps, start = [], 0
+        for part in parts:
+            index = order - start
+            inside = (index >= 0) & (index < part.features)
+            maps.append(Taken.of(torch.where(inside, index, -1), part.features))
+            start += part.features
+        shape = self.graph[groups[0].value].shape
+        return transport(Maps(maps), parts, Layout.of(shape, parts[0].layout.cells))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -276,20 +281,21 @@ class Sweep:
         found = positive(self.given.extra[group.name]["log_multiplier"])
         return found if slopes.shared is None else found[slopes.shared]
 
-    def _contracted(self, group: Group, frame: Frame, slopes: Slopes, multiplier: Tensor) -> Contracted:
+    def _contracted(self, group: Group, frame: Frame, slopes: Slopes | None, multiplier: Tensor | None) -> Contracted:
+        """``(U, K)`` of a group; without slopes, of a head that others follow."""
         return self.blueprint.contraction(
             self._project(group, frame), self._extra(group), self._straight(group, slopes)
         )
+
+    def _straight(self, group: Group, slopes: Slopes | None) -> bool:
+        """Whether ``K`` is only divided by."""
+        rho = None if slopes is None else slopes.rho
+        return group.name in self.plan.straight and isinstance(rho, float | int) and abs(rho) in (0, 1)
 
     def _headed(self, group: Group, frame: Frame) -> Tensor:
         cells = self.plan.places[group.name].layout.cells
         options = () if cells is None else (cells,)
         return self.blueprint.head(self._project(group, frame), self._extra(group), *options)
-
-    def _straight(self, group: Group, slopes: Slopes) -> bool:
-        """Whether ``K`` is only divided by."""
-        rho = slopes.rho
-        return group.name in self.plan.straight and not isinstance(rho, Tensor) and abs(rho) in (0, 1)
 
     def _lazy(self, group: Group) -> bool:
         """Whether the group's map is better applied to the batch factor by factor than multiplied out."""
@@ -304,19 +310,19 @@ class Sweep:
         cells = self.plan.places[group.name].layout.cells
         return frame.project(self._split(group, lambda affine: self._free_matrix(affine, cells)))
 
-    def _split(self, group: Group, matrix: Callable[[Affine], Tensor]) -> list[Tensor]:
-        """Columns of the terms' matrices by member, rows in the order of the group."""
-        place, found = self.plan.places[group.name], []
-        for term, rows in zip(group.terms, place.terms, strict=True):
+    def _terms(self, group: Group) -> Iterable[tuple[FreeTerm, Tensor | None, Affine]]:
+        for term, rows in zip(group.terms, self.plan.places[group.name].terms, strict=True):
             node = self.graph[term.affine]
             assert isinstance(node, Affine)
-            x = matrix(node)
-            x = x if rows is None else x[..., rows.to(x.device), :]
-            if len(term.members) == 1:
-                found.append(x)
-                continue
-            sizes = [Layout.of(self.graph[m].shape, place.layout.cells).features for m in term.members]
-            found += x.split(sizes, -1)
+            yield term, None if rows is None else rows.to(self.given.bound.device), node
+
+    def _split(self, group: Group, matrix: Callable[[Affine], Tensor]) -> list[Tensor]:
+        """Columns of the terms' matrices by member, rows in the order of the group."""
+        found, cells = [], self.plan.places[group.name].layout.cells
+        for term, rows, node in self._terms(group):
+            x = matrix(node) if rows is None else matrix(node)[..., rows, :]
+            sizes = [Layout.of(self.graph[m].shape, cells).features for m in term.members]
+            found += x.split(sizes, -1) if len(sizes) > 1 else [x]
         return found
 
     def _extra(self, group: Group) -> dict[str, Tensor]:
@@ -330,19 +336,15 @@ class Sweep:
             found["skew"] = found["skew"][owner][:, owner] * (pixel[:, None] == pixel)
         return found
 
-    def _assign(self, group: Group, maps: list[Tensor]) -> None:
+    def _assign(self, group: Group, maps: Sequence[Tensor]) -> None:
         """Store the explicit rows of the group's affine maps."""
-        place, waiting = self.plan.places[group.name], list(maps)
-        for term, rows in zip(group.terms, place.terms, strict=True):
+        cells, waiting = self.plan.places[group.name].layout.cells, list(maps)
+        for term, rows, node in self._terms(group):
             own, waiting = waiting[: len(term.members)], waiting[len(term.members) :]
             matrix = torch.cat(own, -1) if len(own) > 1 else own[0]
             matrix = matrix if term.scale == 1 else matrix / term.scale
-            node = self.graph[term.affine]
-            assert isinstance(node, Affine)
-            cells = place.layout.cells
             if rows is not None:
-                base = self._matrix(node, cells)
-                matrix = base.index_copy(-2, rows.to(base.device), matrix)
+                matrix = self._matrix(node, cells).index_copy(-2, rows, matrix)
             if isinstance(node, Convolution):
                 assert isinstance(node.spec, Spec)
                 inputs, like = self.graph[node.parents[0]].shape, self.given.weights[node.weight]
@@ -351,20 +353,50 @@ class Sweep:
 
     # -- output ------------------------------------------------------------------------------------------------------
 
-    def _finish(self) -> tuple[Tensor, Layout, Callable[[], Tensor]]:
-        """``F_y``, its layout, and what makes its magnitudes."""
-        group = self.plan.output
-        if not group.free:
-            gen = self.live[group.value]
-            return _flat(gen), gen.layout, gen.magnitude
-        layout = self.plan.places[group.name].layout
-        self.live.keep(group.members)
-        self.live.coarsen(layout.cells)
-        frame = self.live.factor(group.members, ())
-        matrix = self.blueprint.head.settle(frame.soften(self._headed(group, frame)), layout.cells)
-        maps = frame.right_divide(matrix)
-        self._assign(group, maps)
-        return matrix, layout, lambda: _magnitude(maps, frame, layout.cells)
+    def _given_output(self) -> tuple[Callable[[], Tensor], Layout, Callable[[], Tensor]]:
+        gen = self.live[self.plan.output.value]
+        return gen.matrix, gen.layout, gen.magnitude
+
+    def _heads(self) -> tuple[Callable[[], Tensor], Layout, Callable[[], Tensor]]:
+        """Choose the output's maps; ``F_y``, its layout, and what makes its magnitudes.
+
+        With several heads, each but the last is a strict contraction that inflates what the others read: the stack of
+        all has norm one at most. Heads that are bounded row by row do not see each other.
+        """
+        groups, head = self.plan.heads, self.blueprint.head
+        cells = self.plan.places[groups[0].name].layout.cells
+        self.live.keep([m for g in groups for m in g.members])
+        self.live.coarsen(cells)
+        before, found = dict(self.live.live), {}
+        for k, group in enumerate(groups):
+            later = [m for g in groups[k + 1 :] for m in g.members]
+            frame = self.live.factor(group.members, later)
+            followed = self.blueprint.normaliser(group) is not head
+            strict = self._contracted(group, frame, None, None) if followed else None
+            matrix = self._headed(group, frame) if strict is None else strict.matrix
+            matrix = frame.soften(matrix)
+            matrix = head.settle(matrix, cells) if strict is None else matrix
+            maps = frame.right_divide(matrix)
+            self._assign(group, maps)
+            if strict is not None:
+                self.live.observe(frame, strict, later)
+            found[group.name] = (maps, [before[m] for m in group.members])
+        if len(groups) == 1:
+            layout = self.plan.places[groups[0].name].layout
+            return lambda: matrix, layout, lambda: _magnitude(maps, frame.members, cells)
+        layout = Layout.of(self.graph[groups[0].value].shape, cells)
+
+        def generator() -> Tensor:
+            places = self.plan.places
+            gens = {n: transport(Maps(maps), read, places[n].layout) for n, (maps, read) in found.items()}
+            return self._joined(groups[0].node, gens).matrix()
+
+        def magnitude() -> Tensor:
+            sizes = {n: _magnitude(maps, read, cells) for n, (maps, read) in found.items()}
+            order = torch.cat([r for g in groups if (r := self.plan.places[g.name].rows) is not None]).argsort()
+            return torch.cat([sizes[g.name] for g in groups])[order]
+
+        return generator, layout, magnitude
 
 
 def _makes_vector(node: Any) -> bool:
@@ -372,15 +404,10 @@ def _makes_vector(node: Any) -> bool:
     return isinstance(node, Wire) and node.role in ("linear", "rearrange") and len(node.shape) == 1
 
 
-def _flat(gen: Generator) -> Tensor:
-    """``F_t`` (k, q)."""
-    return torch.cat([gen.flat(b) for b in gen.blocks], -2).mH
-
-
-def _magnitude(maps: Sequence[Tensor], frame: Frame, cells: Cells) -> Tensor:
+def _magnitude(maps: Sequence[Tensor], members: Sequence[Generator], cells: Cells) -> Tensor:
     """``Σ_j |B_ij| s_j`` of output maps (k, d), or on a grid (f, k, d), and the members they read."""
     found = []
-    for matrix, member in zip(maps, frame.members, strict=True):
+    for matrix, member in zip(maps, members, strict=True):
         singular = any(isinstance(v, Square) and v.root.singular for v in member.blocks.values())
         # |w_i| changes by at most (|c| + r)|v_i|, and v_i = C_i F ξ with |C_i F| ≤ 1/(√2 r √Λ_i): (1 + |ρ|) times s.
         sized = matrix.detach() * (2 * member.size if singular else member.magnitude())
