@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, stack_module_state, vmap
 
 from ldlt import errors
-from ldlt.engine.cayley import CayleyMap, gram
+from ldlt.cayley import CayleyMap, gram
 from ldlt.families import (
     ACTIVATIONS,
     AOL,

@@ -12,7 +12,7 @@ from torch.autograd import gradcheck
 
 import ldlt
 from ldlt.graph import Convolution, evaluate
-from ldlt.images.convolutions import CirculantWeight, CircularConv, RememberUnpadded, unrolls
+from ldlt.images.convolutions import CirculantWeight, CircularConv, unrolls
 from ldlt.images.grids import Fold, apply, cell_rows, local, operator_norm, row_norms, to_cells, transfer
 from random_graphs import randomise
 from random_images import RandomImages, conv, dense_twin
@@ -236,34 +236,6 @@ def test_hostile_training_reaches_the_bound_and_stays_below_it(kind):
     assert 0.9 * 1.5 < found.pair <= 1.5 * (1 + 1e-6)
     assert found.jacobian <= 1.5 * (1 + 1e-6)
     assert ldlt.lmi.residual(net) > -1e-9
-
-
-def test_gradients_do_not_go_through_the_padding():
-    """The map reads the image itself, unless that or the padded one has been changed; the gradients are the same."""
-    layer = nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")
-    net = ldlt.Lipschitz(nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(60, 2)), input_shape=(2, 4, 5))
-    x = torch.randn(2, 2, 4, 5, requires_grad=True)
-    weight = net.explicit()["0.weight"]
-    with RememberUnpadded():
-        padded = nn.functional.pad(x, (1, 1, 1, 1), mode="circular")
-    grads, outputs = [], []
-    for image in (padded, padded.clone(), x):  # remembered, cropped, never padded
-        outputs.append(weight.apply_to(image, None))
-        grads.append(torch.autograd.grad(outputs[-1].square().sum(), x, retain_graph=True)[0])
-    for y, g in zip(outputs, grads, strict=True):
-        torch.testing.assert_close(y, outputs[-1])
-        torch.testing.assert_close(g, grads[-1])
-
-    def behind(node):
-        return set().union({type(node).__name__}, *(behind(n) for n, _ in node.next_functions if n is not None))
-
-    assert not any("Slice" in name for name in behind(outputs[0].grad_fn))
-    assert any("Slice" in name for name in behind(outputs[1].grad_fn))
-    with torch.no_grad():
-        padded.mul_(2)
-    torch.testing.assert_close(weight.apply_to(padded, None), 2 * outputs[-1])
-    net(x).sum().backward()
-    assert not any("Slice" in name for name in behind(net(x).grad_fn))
 
 
 def test_freeze_in_float32():

@@ -21,14 +21,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ldlt.cayley import CayleyMap
 from ldlt.check import choice
-from ldlt.engine.cayley import CayleyMap
 from ldlt.engine.linalg import SHARE, Triangular, gram_cholesky, positive, smallest, unbounded
 from ldlt.errors import InfeasibleError
 from ldlt.images.grids import Cells, Layout, row_norms
@@ -94,11 +93,14 @@ class Contracted:
     ) -> None:
         self.shape, self.root, self.spread, self._make = shape, root, spread, make
         self.product = product or (lambda x: x @ self.matrix.mH)
+        self._matrix: Tensor | None = None
 
-    @cached_property
+    @property
     def matrix(self) -> Tensor:
-        """``U`` (n, k), norm below one."""
-        return self._make()
+        """``U`` (n, k), norm below one; made once."""
+        if self._matrix is None:
+            self._matrix = self._make()
+        return self._matrix
 
 
 def gap(matrix: Tensor, strict: bool = False) -> Tensor:

@@ -29,7 +29,19 @@ from ldlt.engine.lazy import FactoredWeight
 from ldlt.engine.linalg import floor_share, smallest
 from ldlt.images.grids import Fold, Layout
 
-__all__ = ["LARGEST", "Block", "Frame", "Generator", "Square", "column_norms", "covariance", "factor", "squared"]
+__all__ = [
+    "LARGEST",
+    "Block",
+    "Frame",
+    "Generator",
+    "Square",
+    "column_norms",
+    "covariance",
+    "dense",
+    "factor",
+    "squared",
+    "stacked",
+]
 
 LARGEST = 1e6
 """Largest entry of a free matrix that is used as it is; larger ones are scaled down, so that no product overflows."""
@@ -77,6 +89,11 @@ class Square:
 Block = Tensor | Square
 
 
+def dense(block: Block) -> Tensor:
+    """A block as a matrix."""
+    return block.dense() if isinstance(block, Square) else block
+
+
 @dataclass(frozen=True)
 class Generator:
     r"""``F_t^*`` of one tensor, block by block.
@@ -99,8 +116,7 @@ class Generator:
 
     def flat(self, block: int) -> Tensor:
         """A block as a matrix."""
-        value = self.blocks[block]
-        return value.dense() if isinstance(value, Square) else value
+        return dense(self.blocks[block])
 
     def matrix(self) -> Tensor:
         """``F_t`` (d, q)."""
@@ -126,6 +142,16 @@ class Generator:
             for b, v in self.blocks.items()
         }
         return Generator(blocks, fold.vector(self.size, parts), layout)
+
+
+def stacked(gens: Sequence[Generator], layout: Layout) -> Generator:
+    """Several tensors as one, that lies like ``layout``."""
+    blocks: dict[int, Block] = {}
+    for b in dict.fromkeys(b for g in gens for b in g.blocks):
+        like = next(g.flat(b) for g in gens if b in g.blocks)
+        none = [like.new_zeros(*like.shape[:-1], g.features) if b not in g.blocks else g.flat(b) for g in gens]
+        blocks[b] = _beside(none)
+    return Generator(blocks, torch.cat([g.size for g in gens]), layout)
 
 
 def covariance(first: Generator, second: Generator) -> Tensor | None:
@@ -207,7 +233,7 @@ class Frame:
         if len(self.pieces) > 1 or square.root.identity or None not in self.pieces[0].basis.values():
             return None
         explicit = lambda: rows[:, None] * square.right_divide(contracted.matrix)  # noqa: E731
-        return [FactoredWeight(contracted.shape, square.divide, contracted.product, explicit, rows)]
+        return [FactoredWeight(contracted.shape, rows, square.divide, contracted.product, explicit)]
 
     def right_divide(self, matrix: Tensor) -> list[Tensor]:
         """``X`` with ``X F = matrix``, one (n, d_member) per member, by block back-substitution."""
@@ -346,12 +372,9 @@ def _floored_qr(gens: Sequence[Generator], blocks: Sequence[int], unit: float) -
 
     The diagonal of R is positive, so that both are continuous functions of the stack.
     """
-    rows = []
-    for b in blocks:
-        like = next(g.flat(b) for g in gens if b in g.blocks)
-        parts = [g.flat(b) if b in g.blocks else like.new_zeros(*like.shape[:-1], g.features) for g in gens]
-        rows.append(_beside(parts))
-    share, size = floor_share(unit), torch.cat([g.magnitude() for g in gens])
+    whole = stacked(gens, gens[0].layout)
+    rows = [whole.flat(b) for b in blocks]
+    share, size = floor_share(unit), whole.magnitude()
     size = torch.maximum(size, share * size.max()) + smallest(unit)
     floor = torch.diag_embed(share * size).to(rows[0].dtype)
     rows.append(floor if rows[0].ndim == 2 else floor.expand(len(rows[0]), -1, -1))

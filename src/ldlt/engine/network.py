@@ -28,7 +28,7 @@ from ldlt.errors import BoundError, GraphError, LdltError, OptionError, ShapeErr
 from ldlt.graph import Affine, Convolution, Graph, Input, Wire
 from ldlt.graph.direct import known_graph
 from ldlt.graph.trace import hooks_of, trace
-from ldlt.images.convolutions import CirculantWeight, CircularConv, RememberUnpadded
+from ldlt.images.convolutions import CirculantWeight, CircularConv
 from ldlt.images.grids import Fold, Layout, operator_norm, row_norms
 
 if TYPE_CHECKING:
@@ -265,11 +265,8 @@ class Lipschitz(nn.Module):
             torch.compiler.is_compiling() or isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
         )
         found = self._sweep(batch=None if plain else x.shape[0])
-        convolves = any(isinstance(w, CirculantWeight) for w in found.weights.values())
         weights = {prefix + n: w for n, w in found.weights.items()} if prefix else found.weights
         with contextlib.ExitStack() as stack:
-            if convolves and not plain:
-                stack.enter_context(RememberUnpadded())
             if self.training and self._normalises:
                 weights = {**weights, **stack.enter_context(_running_statistics(module))}
             y: Tensor = functional_call(module, weights, (x,))
@@ -531,8 +528,8 @@ class Lipschitz(nn.Module):
         """
         from ldlt.certificates.trained import constrain  # noqa: PLC0415 (certificates are built on networks)
 
-        given = {"input_shape": input_shape, "slack": slack, "certificate": certificate, "time_limit": time_limit}
-        return constrain(model, bound, **given, **options)
+        named: dict[str, Any] = {"input_shape": input_shape, "slack": slack, "time_limit": time_limit}
+        return constrain(model, bound, certificate=certificate, **named, **options)
 
     def load_explicit(self, weights: Mapping[str, Tensor], multipliers: Mapping[str, Tensor]) -> None:
         """Invert the parameterisation: set the free parameters so that the network has these explicit weights.

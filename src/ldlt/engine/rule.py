@@ -26,77 +26,85 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ldlt.engine.contraction import Contracted, Root, gap, given
-from ldlt.engine.factor import Block, Frame, Generator, Square, column_norms, covariance, factor, squared
+from ldlt.engine.factor import Block, Frame, Generator, Square, column_norms, covariance, dense, factor, squared
 from ldlt.engine.linalg import floor_share, gram_cholesky
-from ldlt.images.grids import Cells, Fold, Layout
+from ldlt.images.grids import Cells, Fold, Layout, from_cells, kernel, to_cells, transfer
 
-__all__ = ["Live", "Maps", "Run", "Slopes", "Taken", "transport"]
+__all__ = ["Live", "Maps", "Run", "Slopes", "transport"]
 
 
 # -- transport ---------------------------------------------------------------------------------------------------------
 
 
+class Map(Protocol):
+    """A linear operation on several tensors."""
+
+    def on(self, values: Sequence[Block | None]) -> Block:
+        """The block of the result from those of the parents, None for zero."""
+
+    def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
+        """Magnitudes of the result from those of the parents."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """An operation that is run on batches: its noise is a batch of inputs.
+    """An operation that is run: its noise is a batch of inputs, on a grid one of responses to impulses of noise.
 
     Attributes:
         function: From batches of the parents' ``shapes`` to one batch.
         shapes: Feature shapes of the parents.
+        cells: The grid.
         moves: Whether features are only moved, dropped or repeated.
     """
 
     function: Callable[..., Tensor]
     shapes: Sequence[tuple[int, ...]]
+    cells: Cells
     moves: bool
 
     def on(self, values: Sequence[Block | None]) -> Block:
-        """The block of the result from those of the parents, None for zero."""
-        known = [v.dense() if isinstance(v, Square) else v for v in values]
+        """As in :class:`Map`."""
+        known = [None if v is None else dense(v) for v in values]
         like = next(v for v in known if v is not None)
-        batches = [
-            like.new_zeros(len(like), *s) if v is None else v.reshape(len(like), *s)
-            for v, s in zip(known, self.shapes, strict=True)
-        ]
-        return self.function(*batches).reshape(len(like), -1)
+        batches = []
+        for value, shape in zip(known, self.shapes, strict=True):
+            if value is None:
+                batches.append(like.real.new_zeros(like.shape[-2], *shape))
+            elif self.cells is None:
+                batches.append(value.reshape(-1, *shape))
+            else:  # F^T, since F^* is the transfer function from the tensor to the noise
+                batches.append(from_cells(kernel(value.conj(), self.cells), shape))
+        y = self.function(*batches)
+        return y.flatten(1) if self.cells is None else transfer(to_cells(y, self.cells), self.cells).conj()
 
     @torch.no_grad()
     def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
-        """Magnitudes of the result from those of the parents."""
+        """As in :class:`Map`: by the matrices of the operation, unless it only moves features."""
+        grid = self.cells or ()
         if self.moves:
-            return self.function(*(s.reshape(1, *n) for s, n in zip(sizes, self.shapes, strict=True))).reshape(-1)
+            each = [s.reshape(1, -1, *(1,) * len(grid)).expand(1, -1, *grid) for s in sizes]
+            y = self.function(*(self._image(x, n) for x, n in zip(each, self.shapes, strict=True)))
+            return y.reshape(-1) if self.cells is None else to_cells(y, grid).reshape(-1, math.prod(grid))[:, 0]
         found = []
-        for place in range(len(sizes)):  # by the matrices of the operation
-            block = self.on([torch.diag(s) if i == place else None for i, s in enumerate(sizes)])
-            assert isinstance(block, Tensor)
-            found.append(column_norms(block))
+        for place, size in enumerate(sizes):
+            unit = size.diag().reshape(len(size), -1, *(1,) * len(grid))
+            unit = torch.nn.functional.pad(unit, [n for g in reversed(grid) for n in (0, g - 1)])
+            images = [unit.new_zeros(len(size), *n) for n in self.shapes]
+            images[place] = self._image(unit, self.shapes[place])
+            y = self.function(*images)
+            y = y.flatten(1) if self.cells is None else to_cells(y, grid).flatten(2).transpose(1, 2).flatten(0, 1)
+            found.append(column_norms(y))
         return torch.linalg.vector_norm(torch.stack(found), dim=0)
 
-
-@dataclass(frozen=True)
-class Taken:
-    """Features at an index (m_out,), −1 for zero."""
-
-    index: Tensor
-    whole: bool  # all features, in order
-    zeros: bool
-
-    @classmethod
-    def of(cls, index: Tensor, features: int) -> Taken:
-        """The index with what is known of it."""
-        whole = len(index) == features and bool((index == torch.arange(features)).all())
-        return cls(index, whole, bool((index < 0).any()))
-
-    def on(self, value: Tensor) -> Tensor:
-        """Of the last dimension."""
-        index = self.index.to(value.device)
-        found = value[..., index.clamp_min(0)]
-        return found * (index >= 0).to(found.dtype) if self.zeros else found
+    def _image(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return x.reshape(-1, *shape) if self.cells is None else from_cells(x, shape)
 
 
 @dataclass(frozen=True)
@@ -104,49 +112,37 @@ class Maps:
     """``Σ_p T_p t_p``.
 
     Attributes:
-        maps: One per parent: a number, :class:`Taken`, a real matrix (m_out, m_p) that is the same at all frequencies,
-            or a transfer function (f, m_out, m_p).
+        maps: One per parent: a number, or a matrix (m_out, m_p), on a grid a transfer function (f, m_out, m_p).
     """
 
-    maps: Sequence[float | Taken | Tensor]
+    maps: Sequence[float | Tensor]
 
     def on(self, values: Sequence[Block | None]) -> Block:
-        """As in :class:`Run`."""
+        """As in :class:`Map`."""
         terms: list[Block] = []
         for moved, value in zip(self.maps, values, strict=True):
-            if value is None:
-                continue
-            if moved == 1 if isinstance(moved, float) else isinstance(moved, Taken) and moved.whole:
-                terms.append(value)
-                continue
-            matrix = value.dense() if isinstance(value, Square) else value
-            if isinstance(moved, Taken):
-                terms.append(moved.on(matrix))
-            elif isinstance(moved, Tensor):
-                terms.append(matrix @ moved.mH.to(matrix.device, matrix.dtype))
-            else:
-                terms.append(moved * matrix)
+            if value is not None and isinstance(moved, Tensor):
+                terms.append(dense(value) @ moved.mH)
+            elif value is not None:
+                terms.append(value if moved == 1 else moved * dense(value))
         total = terms[0]
         for term in terms[1:]:
-            left, right = (v.dense() if isinstance(v, Square) else v for v in (total, term))
-            total = left + right
+            total = dense(total) + dense(term)
         return total
 
     def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
-        """As in :class:`Run`."""
+        """As in :class:`Map`."""
         found = []
         for moved, size in zip(self.maps, sizes, strict=True):
-            if isinstance(moved, Taken):
-                found.append(moved.on(size))
-            elif isinstance(moved, Tensor):
+            if isinstance(moved, Tensor):
                 matrix = moved.detach() if moved.ndim == 2 else moved.detach().abs().amax(0)
-                found.append(column_norms((matrix.to(size) * size).mT))
+                found.append(column_norms((matrix * size).mT))
             else:
                 found.append(abs(moved) * size)
         return found[0] if len(found) == 1 else torch.linalg.vector_norm(torch.stack(found), dim=0)
 
 
-def transport(move: Maps | Run, parents: Sequence[Generator], layout: Layout) -> Generator:
+def transport(move: Map, parents: Sequence[Generator], layout: Layout) -> Generator:
     """``F_{Jt} = J F_t``, block by block."""
     names = dict.fromkeys(b for p in parents for b in p.blocks)
     blocks = {b: move.on([p.blocks.get(b) for p in parents]) for b in names}
@@ -310,10 +306,10 @@ class Live:
             The explicit maps ``C``, (n, d_member) for each member of the frame.
         """
         scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
-        maps = frame.apart(contracted, scale) if lazy else None
-        maps = [scale[:, None] * m for m in frame.right_divide(contracted.matrix)] if maps is None else maps
-        value = lambda: transport(Maps(maps), frame.members, layout)  # noqa: E731
-        inflate = lambda gen: self._spread(frame, contracted, gen)  # noqa: E731
+        apart = frame.apart(contracted, scale) if lazy else None
+        maps = _scaled(frame.right_divide(contracted.matrix), scale) if apart is None else apart
+        value = partial(transport, Maps(maps), frame.members, layout)
+        inflate = partial(_spread, frame, contracted)
         self._append(name, contracted, slopes, multiplier, survivors, layout, inflate, value)
         return maps
 
@@ -370,13 +366,7 @@ class Live:
 
     def observe(self, frame: Frame, contracted: Contracted, survivors: Sequence[str]) -> None:
         """Inflate what later heads read by an output ``y = U F^{-1} w_K``: ``G ← (G^{-1} − B'B)^{-1}``."""
-        self._inflate(self.new_block(), lambda gen: self._spread(frame, contracted, gen), survivors)
-
-    @staticmethod
-    def _spread(frame: Frame, contracted: Contracted, gen: Generator) -> Tensor | None:
-        """``K U Q F_t^*``."""
-        seen = frame.coordinates(gen)
-        return None if seen is None else contracted.spread(seen)
+        self._inflate(self.new_block(), partial(_spread, frame, contracted), survivors)
 
     def _inflate(self, noise: int, inflate: Callable[[Generator], Tensor | None], survivors: Sequence[str]) -> bool:
         """Add noise to all that stays live; whether there is anything that gets some."""
@@ -435,3 +425,13 @@ class Live:
             both = torch.cat([u, contracted.spread(u.mH).mH], -1)
             both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
         return Root.adjoint(gram_cholesky(both, like.new_tensor(rest), self.unit).factor)
+
+
+def _scaled(maps: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    return [rows[:, None] * m for m in maps]
+
+
+def _spread(frame: Frame, contracted: Contracted, gen: Generator) -> Tensor | None:
+    """``K U Q F_t^*``."""
+    seen = frame.coordinates(gen)
+    return None if seen is None else contracted.spread(seen)

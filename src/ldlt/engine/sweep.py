@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from ldlt import activations
 from ldlt.engine.contraction import Contracted, Contraction, Head
-from ldlt.engine.factor import Frame, Generator, Square
+from ldlt.engine.factor import Frame, Generator, Square, stacked
 from ldlt.engine.linalg import BALANCE, MARGIN, bounded, positive
 from ldlt.engine.plan import FreeTerm, Group, Plan, Step
-from ldlt.engine.rule import Live, Maps, Run, Slopes, Taken, transport
+from ldlt.engine.rule import Live, Maps, Run, Slopes, transport
 from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
 from ldlt.graph.convolution import Cells, Spec
-from ldlt.images.convolutions import CirculantWeight, Taps, local_maps
-from ldlt.images.grids import Layout, local, row_norms
+from ldlt.images.convolutions import CirculantWeight, Taps
+from ldlt.images.grids import Layout, row_norms
 
 __all__ = ["Blueprint", "Explicit", "Free", "Sweep"]
 
@@ -35,8 +35,7 @@ class Blueprint:
         plan: What is normalised, in which order.
         contraction: Free matrices to contractions.
         head: Free matrix to the output contraction.
-        wiring: What depends on no tensor of the module: maps on grids of fixed operations, and the responses of single
-            taps of convolutions, by (node, grid).
+        wiring: Responses of the single taps of convolutions by (node, grid): they depend on no tensor of the module.
         sectors: Slopes of activations without parameters, and the settings they were found for (None for PReLU): for
             compilers, which do not see classes as they are. Anybody else looks anew.
     """
@@ -45,7 +44,7 @@ class Blueprint:
     plan: Plan
     contraction: Contraction
     head: Head
-    wiring: dict[tuple[str, Cells], Any] = field(default_factory=dict)
+    wiring: dict[tuple[str, Cells], Taps] = field(default_factory=dict)
     sectors: dict[str, tuple[activations.Sector | None, dict[str, Any]]] = field(default_factory=dict)
 
     def resolve(self, module: nn.Module) -> None:
@@ -181,10 +180,9 @@ class Sweep:
             move = Maps([self._matrix(node, cells)])
         elif node.role == "sum":
             move = Maps([float(s) for s in node.scales])
-        elif cells is not None:
-            move = Maps(self._wired(node, cells))
         else:
-            move = Run(node.linear(self.tensors), [self.graph[p].shape for p in node.parents], node.role == "rearrange")
+            shapes = [self.graph[p].shape for p in node.parents]
+            move = Run(node.linear(self.tensors), shapes, cells, node.role == "rearrange")
         self.live[node.name] = transport(move, parents, Layout.of(node.shape, cells))
 
     def _matrix(self, node: Affine, cells: Cells) -> Tensor:
@@ -199,42 +197,24 @@ class Sweep:
         if not isinstance(node, Convolution):
             return weight
         assert isinstance(node.spec, Spec)
-        arguments = (node.spec, node.kernel, self.graph[node.parents[0]].shape, node.shape, cells)
-        taps: Taps = self._wiring(node, cells, lambda: Taps(*arguments))
-        return taps(weight)
-
-    def _wired(self, node: Wire, cells: tuple[int, ...]) -> list[Taken | Tensor]:
-        """The maps of a fixed operation on a grid."""
-
-        def make() -> list[Taken | Tensor]:
-            shapes = [self.graph[p].shape for p in node.parents]
-            found = local_maps(node, self.tensors, shapes, cells)
-            return [Taken.of(m, local(s, cells)) if m.ndim == 1 else m for m, s in zip(found, shapes, strict=True)]
-
-        # What depends on a tensor of the module is made anew in every pass.
-        return make() if node.constants else self._wiring(node, cells, make)
-
-    def _wiring(self, node: Affine | Wire, cells: Cells, make: Callable[[], Any]) -> Any:
         key = (node.name, cells)
         if key not in self.blueprint.wiring:
-            self.blueprint.wiring[key] = make()
-        return self.blueprint.wiring[key]
+            inputs = self.graph[node.parents[0]].shape
+            self.blueprint.wiring[key] = Taps(node.spec, node.kernel, inputs, node.shape, cells)
+        return self.blueprint.wiring[key](weight)
 
     def _joined(self, node: str, generators: Mapping[str, Generator]) -> Generator:
         """The groups of one activation, or of the output, put together."""
         groups = self.plan.parts(node)
-        parts = [generators[g.name] for g in groups]
-        if len(parts) == 1:
-            return parts[0]
-        order = torch.cat([r for g in groups if (r := self.plan.places[g.name].rows) is not None]).argsort()
-        maps, start = [], 0
-        for part in parts:
-            index = order - start
-            inside = (index >= 0) & (index < part.features)
-            maps.append(Taken.of(torch.where(inside, index, -1), part.features))
-            start += part.features
-        shape = self.graph[groups[0].value].shape
-        return transport(Maps(maps), parts, Layout.of(shape, parts[0].layout.cells))
+        gens = [generators[g.name] for g in groups]
+        if len(gens) == 1:
+            return gens[0]
+        layout = Layout.of(self.graph[groups[0].value].shape, gens[0].layout.cells)
+        return replace(stacked(gens, layout).rows(self._order(groups)), layout=layout)
+
+    def _order(self, groups: Sequence[Group]) -> Tensor:
+        rows = [r for g in groups if (r := self.plan.places[g.name].rows) is not None]
+        return torch.cat(rows).argsort().to(self.given.bound.device)
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -318,7 +298,8 @@ class Sweep:
 
     def _split(self, group: Group, matrix: Callable[[Affine], Tensor]) -> list[Tensor]:
         """Columns of the terms' matrices by member, rows in the order of the group."""
-        found, cells = [], self.plan.places[group.name].layout.cells
+        found: list[Tensor] = []
+        cells = self.plan.places[group.name].layout.cells
         for term, rows, node in self._terms(group):
             x = matrix(node) if rows is None else matrix(node)[..., rows, :]
             sizes = [Layout.of(self.graph[m].shape, cells).features for m in term.members]
@@ -393,8 +374,7 @@ class Sweep:
 
         def magnitude() -> Tensor:
             sizes = {n: _magnitude(maps, read, cells) for n, (maps, read) in found.items()}
-            order = torch.cat([r for g in groups if (r := self.plan.places[g.name].rows) is not None]).argsort()
-            return torch.cat([sizes[g.name] for g in groups])[order]
+            return torch.cat([sizes[g.name] for g in groups])[self._order(groups)]
 
         return generator, layout, magnitude
 

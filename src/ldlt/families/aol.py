@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ldlt.engine.cayley import gram
+from ldlt.cayley import gram
 from ldlt.families.layer import Explicit, Layer, raise_zeros, uniform
 
 __all__ = ["AOL", "aol"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ldlt.engine.cayley import CayleyMap, cayley
+from ldlt.cayley import CayleyMap, cayley
 from ldlt.families.layer import raise_zeros
 
 __all__ = ["cayley", "cayley_rows", "wide_map", "with_norm"]

@@ -28,7 +28,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ldlt.engine.cayley import CayleyMap
+from ldlt.cayley import CayleyMap
 from ldlt.families.cayley import wide_map, with_norm
 from ldlt.families.layer import Explicit, Layer, uniform
 

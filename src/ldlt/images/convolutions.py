@@ -13,28 +13,26 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ldlt.errors import ShapeError
-from ldlt.graph import Convolution, Graph, Node, Tensors, Wire, lookup
+from ldlt.graph import Convolution, Graph, Node, Wire, lookup
 from ldlt.graph.convolution import Cells, Spec, commutes, meet, natural
 from ldlt.images import grids
-from ldlt.images.grids import Fold, from_cells, impulses, local, phases, to_cells, transfer
+from ldlt.images.grids import Fold, from_cells, impulses, phases, to_cells, transfer
+from ldlt.weights import ActingWeight
 
 __all__ = [
     "CirculantWeight",
     "CircularConv",
     "FrozenSpec",
-    "RememberUnpadded",
     "Taps",
-    "local_maps",
     "node_cells",
     "unrolls",
 ]
@@ -85,40 +83,7 @@ class Taps:
         return found[0] if self.cells is None else found
 
 
-_CALLS = {
-    F.conv1d,
-    F.conv2d,
-    F.conv3d,
-    F.conv_transpose1d,
-    F.conv_transpose2d,
-    F.conv_transpose3d,
-}
-
-
-class RememberUnpadded(TorchFunctionMode):
-    """Within this context an image that ``F.pad`` has continued circularly remembers the image it was made from.
-
-    A layer pads its input before it calls the convolution. An explicit map has no use for the border: cropping it gives
-    the right numbers, but its gradient takes the long way back through the padding, which was measured at a third of
-    a training step. With this, :class:`CirculantWeight` reads the image itself.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        options = kwargs or {}
-        found = func(*args, **options)
-        if func is F.pad and "circular" in (options.get("mode"), *args[2:3]) and found.requires_grad:
-            image = options["input"] if "input" in options else args[0]
-            found._unpadded = (image, image._version, found._version)
-        return found
-
-
-def _unpadded(x: Tensor) -> Tensor | None:
-    """The image that ``x`` was padded from, if that is known and neither has been changed since."""
-    image, *versions = getattr(x, "_unpadded", (None,))
-    return image if image is not None and versions == [image._version, x._version] else None
-
-
-class CirculantWeight(Tensor):
+class CirculantWeight(ActingWeight):
     """The explicit map of a convolution layer, which the layer's own forward function applies.
 
     The normalised kernel is as large as the image, so it cannot stand in the layer as a weight of the same shape.
@@ -127,36 +92,29 @@ class CirculantWeight(Tensor):
 
     Args:
         spectrum: Transfer function (f, m_out, m_in), or a matrix (m_out, m_in) on a grid of one cell.
-        cells: The grids.
+        cells: The grid.
         spec: Arguments of the layer.
         inputs: Shape (c_in, *spatial).
         outputs: Shape (c_out, *spatial).
         like: The layer's own weight, whose shape this tensor pretends to have.
     """
 
-    spectrum: Tensor
-    cells: Cells
-    spec: Spec
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    calls = frozenset({F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d})
 
-    def __new__(  # noqa: D102
-        cls,
+    def __new__(cls, spectrum: Tensor, cells: Cells, spec: Spec, *rest: Any) -> CirculantWeight:  # noqa: D102
+        return super().__new__(cls, rest[-1].shape, rest[-1])  # type: ignore[return-value]
+
+    def __init__(
+        self,
         spectrum: Tensor,
         cells: Cells,
         spec: Spec,
         inputs: tuple[int, ...],
         outputs: tuple[int, ...],
         like: Tensor,
-    ) -> CirculantWeight:
-        self: CirculantWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, like.shape, dtype=like.dtype, device=spectrum.device, requires_grad=False
-        )
-        self.spectrum, self.cells, self.spec, self.inputs, self.outputs = spectrum, cells, spec, inputs, outputs
-        return self
-
-    def __init__(self, *_: Any) -> None:
+    ) -> None:
         super().__init__()
+        self.spectrum, self.cells, self.spec, self.inputs, self.outputs = spectrum, cells, spec, inputs, outputs
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"CirculantWeight({self.inputs} -> {self.outputs}, cells={self.cells})"
@@ -164,13 +122,12 @@ class CirculantWeight(Tensor):
     def apply_to(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's output (batch, *outputs) for x (batch, c_in, *spatial), padded or not."""
         if tuple(x.shape[1:]) != self.inputs:
-            image = _unpadded(x)
-            x = self.spec.crop(x, self.inputs[1:]) if image is None else image
+            x = self.spec.crop(x, self.inputs[1:])
         y = grids.apply(self.spectrum, x, self.cells, self.outputs)
         return y if bias is None else y + bias.reshape(-1, *(1,) * self.spec.dims)
 
     def on(self, cells: Cells) -> Tensor:
-        """The transfer function on a coarser grids."""
+        """The transfer function on a coarser grid."""
         if cells == self.cells:
             return self.spectrum
         assert self.cells is not None
@@ -187,26 +144,14 @@ class CirculantWeight(Tensor):
         """The unrolled map, (features of the output, features of the input)."""
         return self.on(None)
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        options = dict(kwargs or {})
-        if func in _CALLS:
-            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | options
-            weight = given["weight"]
-            if isinstance(weight, CirculantWeight):
-                return weight.apply_to(given["input"], given.get("bias"))
-        if func is Tensor.detach:
-            (old,) = args
-            return CirculantWeight(old.spectrum.detach(), old.cells, old.spec, old.inputs, old.outputs, old)
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **options)
+    def detached(self) -> Tensor:  # noqa: D102
+        return CirculantWeight(self.spectrum.detach(), self.cells, self.spec, self.inputs, self.outputs, self)
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def multiplied_out(self) -> Tensor:  # noqa: D102
         # There is no tensor of this shape behind it: anything but a convolution is a mistake, not a slow path.
         raise TypeError(
-            f"{func} needs the numbers of a convolution's weight, but its explicit map is as large as the image: "
-            "use its matrix(), kernel() or spectrum"
+            "the explicit map of a convolution is as large as the image, so there are no numbers in the shape of the "
+            "layer's weight: use its matrix(), kernel() or spectrum"
         )
 
 
@@ -241,26 +186,8 @@ class FrozenSpec:
         return kernel if math.prod(kernel) > 1 else None
 
 
-# Nanoseconds on one core with AVX-512, float32; only their ratios matter.
-_MULTIPLY = 0.022  # a multiply-add of a matrix product
-_LOAD = 1.5  # an entry of a matrix, gathered from the kernel once per batch
-_NUMBER = 6.0  # a number that goes through a transform
-_SHORT = 45.0  # further time per number, over the length of the transform: short ones are slow
-_CALL = 130_000.0  # the calls of the Fourier path, once per batch
-_BATCH = 32  # images per batch for which the choice is made
-_LARGEST = 1 << 22  # entries of a matrix
-
-
 def unrolls(outputs: int, inputs: int, cells: tuple[int, ...]) -> bool:
-    r"""Whether a kernel is applied as the unrolled matrix rather than in the Fourier domain, by estimated time.
-
-    With ``N`` cells of which ``f`` frequencies are kept, sides ``g`` (their geometric mean), and batches of ``b``:
-
-    .. math::
-
-        t_\text{matrix} = m_\text{out} m_\text{in} N^2 \Bigl(c_\text{mul} + \frac{c_\text{load}}{b}\Bigr), \qquad
-        t_\text{Fourier} = (m_\text{out} + m_\text{in}) N \Bigl(c_\text{num} + \frac{c_\text{short}}{g}\Bigr)
-            + 4 f m_\text{out} m_\text{in} c_\text{mul} + \frac{c_\text{call}}{b} .
+    """Whether a kernel is applied as the unrolled matrix, which is faster while it is small, or in the Fourier domain.
 
     Args:
         outputs: Local features of a cell of the output.
@@ -271,13 +198,10 @@ def unrolls(outputs: int, inputs: int, cells: tuple[int, ...]) -> bool:
         >>> unrolls(4, 4, (4, 4)), unrolls(64, 64, (16, 16))
         (True, False)
     """
-    count, pairs = math.prod(cells), outputs * inputs
-    entries = pairs * count**2
-    matrix = entries * (_MULTIPLY + _LOAD / _BATCH)
-    side = count ** (1 / len(cells))
-    frequencies = math.prod(cells[:-1]) * (cells[-1] // 2 + 1)
-    fourier = (outputs + inputs) * count * (_NUMBER + _SHORT / side) + 4 * frequencies * pairs * _MULTIPLY
-    return entries <= _LARGEST and matrix < fourier + _CALL / _BATCH
+    return outputs * inputs * math.prod(cells) ** 2 <= _LARGEST
+
+
+_LARGEST = 1 << 19  # entries of a matrix
 
 
 class CircularConv(nn.Module):
@@ -375,39 +299,3 @@ def _anything(module: nn.Module) -> Callable[[str], Tensor]:
         return 0.5 + torch.rand(found.shape, generator=generator, dtype=torch.float64)
 
     return read
-
-
-def local_maps(node: Wire, tensors: Tensors, shapes: Sequence[tuple[int, ...]], cells: tuple[int, ...]) -> list[Tensor]:
-    """The maps of an operation that commutes with the grid, one per parent, found by running it on unit impulses.
-
-    Each is an index of local features (−1 for zeros), a matrix, or a transfer function.
-
-    Args:
-        node: The operation.
-        tensors: Gives its constants.
-        shapes: Shapes of the parents.
-        cells: The grid.
-    """
-    found = []
-    for place, shape in enumerate(shapes):
-        count = local(shape, cells)
-        start = impulses(count, cells)
-        xs = [torch.zeros(count, *s, dtype=torch.float64) for s in shapes]
-        xs[place] = from_cells(start, shape)
-        with torch.no_grad():
-            y = to_cells(node.bind(tensors)(*xs), cells).transpose(0, 1)  # (m_out, m_in, *cells)
-        found.append(transfer(y, cells) if node.constants else _simplest(y, cells))
-    return found
-
-
-def _simplest(kernels: Tensor, cells: tuple[int, ...]) -> Tensor:
-    """Indices, a matrix or a transfer function, whichever is enough for kernels (m_out, m_in, *cells)."""
-    flat = kernels.reshape(*kernels.shape[:2], math.prod(cells))
-    if bool((flat[..., 1:] != 0).any()):
-        return transfer(kernels, cells)
-    matrix = flat[..., 0]
-    plain = bool(((matrix == 0) | (matrix == 1)).all()) and bool((matrix.sum(1) <= 1).all())
-    if not plain:
-        return matrix
-    index = matrix.argmax(1)
-    return torch.where(matrix.sum(1) == 0, -1, index)
