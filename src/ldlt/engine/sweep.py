@@ -354,9 +354,8 @@ class Sweep:
             frame = self.live.factor(group.members, later)
             followed = self.blueprint.normaliser(group) is not head
             strict = self._contracted(group, frame, None, None) if followed else None
-            matrix = self._headed(group, frame) if strict is None else strict.matrix
-            matrix = frame.soften(matrix)
-            matrix = head.settle(matrix, cells) if strict is None else matrix
+            # What inflates others must be what is used: only a head that nothing follows is projected once more.
+            matrix = head.settle(frame.soften(self._headed(group, frame)), cells) if strict is None else strict.matrix
             maps = frame.right_divide(matrix)
             self._assign(group, maps)
             if strict is not None:
