@@ -192,7 +192,7 @@ class Cholesky(Contraction):
         found = gram_cholesky(weight, positive(extra["log_alpha"]), self.unit)
         scale, lower = found.alpha.sqrt(), found.factor
         root = Root(lower.dense, lambda x: lower.solve(x.mH).mH, lower.solve_adjoint, scale)
-        return Contracted(weight.shape, lambda: found.matrix, root, lambda y: (weight / scale) @ y, found.apply)
+        return Contracted(weight.shape, lambda: found.matrix, root, lambda y: (weight @ y) / scale, found.apply)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         # I − UU^* = α M^{-1} M^{-*}: with LL^* = I − UU^*, M = √α L^{-1} and W = M U, or W = (LL^*)^{-1/2} √α U.
@@ -261,7 +261,7 @@ class Symmetric(Cholesky):
         half, inverse, _, _ = _Sqrt.apply(gram)  # type: ignore[misc]
         scale = alpha.sqrt()
         root = Root(lambda: half, lambda x: x @ inverse, lambda x: inverse @ x, scale)
-        return Contracted(weight.shape, lambda: inverse @ weight, root, lambda y: (weight / scale) @ y)
+        return Contracted(weight.shape, lambda: inverse @ weight, root, lambda y: (weight @ y) / scale)
 
     def _unit_root(self, matrix: Tensor, lower: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(lower @ lower.mH)

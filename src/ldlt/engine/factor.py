@@ -220,7 +220,7 @@ class Frame:
         It is softly projected on the range, and kept small enough for its Gram matrix to be finite.
         """
         matrix = _beside([weights[m] for p in self.pieces for m in p.members])
-        largest = torch.linalg.vector_norm(matrix.detach(), torch.inf)
+        largest = matrix.detach().abs().amax()
         return self.soften(matrix * (LARGEST / largest).clamp(max=1.0))
 
     def soften(self, matrix: Tensor) -> Tensor:

@@ -98,13 +98,22 @@ _BLOCK = 256  # up to this size LAPACK's own Cholesky is faster than the blocked
 
 
 def _lower(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right`` of which only the lower triangle is asked for: large ones leave a quarter of the work out."""
+    """``left @ right`` of which only the lower triangle is asked for: large ones leave a third of the work out."""
+    derived = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
     n = left.shape[-2]
-    if n <= _BLOCK or left.ndim > 2:
+    if n <= _BLOCK or left.ndim > 2 or derived or torch._C._are_functorch_transforms_active():
         return left @ right
-    h = n // 2
-    top, last = _lower(left[:h], right[:, :h]), _lower(left[h:], right[:, h:])
-    return torch.cat([torch.nn.functional.pad(top, (0, n - h)), torch.cat([left[h:] @ right[:, :h], last], 1)])
+    return _fill_lower(left, right, left.new_zeros(n, n))
+
+
+def _fill_lower(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    h = left.shape[0] // 2
+    if h < 64:
+        return torch.mm(left, right, out=out)
+    torch.mm(left[h:], right[:, :h], out=out[h:, :h])
+    _fill_lower(left[:h], right[:, :h], out[:h, :h])
+    _fill_lower(left[h:], right[:, h:], out[h:, h:])
+    return out
 
 
 def _factor_in_place(gram: Tensor) -> None:
