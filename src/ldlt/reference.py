@@ -5,11 +5,8 @@ precision is the matrix inequality without the output is ``X_t'X_t``. Three move
 
 1. *Transport.* A linear operation ``J`` acts on generators: ``X_{Jt} = X_t J'``.
 2. *Eliminate.* An activation ``w = σ(v)`` with slopes in ``[c − r, c + r]`` and multipliers ``Λ`` is feasible iff
-
-   .. math:: U = \sqrt2\, r\, Λ^{1/2} X_v' \quad\text{has}\quad UU' \prec I ;
-
-   with ``K'K = (I − UU')^{-1}`` every live value gets new noise ``KU X_t``, and ``X_w`` is ``c X_v`` with independent
-   noise of covariance ``(2Λ)^{-1}``.
+   ``U = √2 r Λ^{1/2} X_v'`` has ``UU' ≺ I``; with ``K'K = (I − UU')^{-1}`` every live value gets new noise ``KU X_t``,
+   and ``X_w`` is ``c X_v`` with independent noise of covariance ``(2Λ)^{-1}``.
 3. *Normalise.* A free map that feeds an activation, or the output, is chosen so that its ``U`` is any contraction:
    ``C = Λ^{-1/2} U F^{-1}/(√2 r)`` with ``FF'`` the covariance of what it reads. ``F`` always has full rank, because
    every feature gets a little independent noise: an extra input of the network, so that nothing is approximated.
@@ -42,9 +39,9 @@ def factor(generator: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
 
 def contract(weight: Tensor, alpha: float = 1.0) -> Tensor:
     """``U = M^{-1} W`` with ``MM' = αI + WW'``: every matrix of norm below one is one of these."""
-    eye = torch.eye(len(weight), dtype=weight.dtype)
     least = 4 * torch.finfo(weight.dtype).eps * float(weight.square().sum())
-    return torch.linalg.solve(torch.linalg.cholesky((alpha + least) * eye + weight @ weight.T), weight)
+    gram = weight @ weight.T + (alpha + least) * torch.eye(len(weight), dtype=weight.dtype)
+    return torch.linalg.solve(torch.linalg.cholesky(gram), weight)
 
 
 def choose(weight: Tensor, generator: Tensor, size: Tensor, multiplier: Tensor, radius: Tensor) -> Tensor:
@@ -55,13 +52,13 @@ def choose(weight: Tensor, generator: Tensor, size: Tensor, multiplier: Tensor, 
 
 
 class Elimination:
-    """The three moves over a graph, in float64.
+    """The moves 1 and 2 over a graph, in float64.
 
     Args:
         graph: The graph.
         module: Its module, for activations and constants.
-        maps: What gives the matrix of a free map: called with its node and the generator of what it reads.
-        multipliers: ``Λ`` by activation, (features,); given the activation and the generator of its input.
+        maps: Gives the matrix of a free map from its node and the generator of what it reads.
+        multipliers: Gives ``Λ`` (features,) of an activation from its node and the generator of its input.
         bound: ℓ.
 
     Attributes:
@@ -77,12 +74,11 @@ class Elimination:
         bound: float,
     ) -> None:
         self.graph, self.module, self.maps, self.multipliers, self.bound = graph, module, maps, multipliers, bound
-        self.tensors, self.live, self.norms = graph.tensors(module), {}, {}  # type: ignore[var-annotated]
-        for node in graph.nodes:
-            with torch.no_grad():
+        self.tensors, self.live, self.norms = graph.tensors(module), dict[str, Tensor](), dict[str, float]()
+        with torch.no_grad():
+            for node in graph.nodes:
                 self.live[node.name] = visit(node, [self.live[p] for p in node.parents], self)
-        y = _flat(self.live[graph.output])
-        self.norms["(output)"] = float(torch.linalg.matrix_norm(y, 2))
+        self.norms["(output)"] = float(torch.linalg.matrix_norm(self.live[graph.output].flatten(1), 2))
 
     def input(self, node: Input) -> Tensor:
         return torch.eye(node.features, dtype=torch.float64).reshape(-1, *node.shape) / self.bound
@@ -91,10 +87,11 @@ class Elimination:
         return node.linear(self.tensors)(*parents)
 
     def affine(self, node: Affine, parent: Tensor) -> Tensor:
-        return (_flat(parent) @ self.maps(node, _flat(parent)).T).reshape(-1, *node.shape)
+        x = parent.flatten(1)
+        return (x @ self.maps(node, x).T).reshape(-1, *node.shape)
 
     def activation(self, node: Activation, parent: Tensor) -> Tensor:
-        v = _flat(parent)
+        v = parent.flatten(1)
         center, radius = activations.spread(node.resolve(self.module), node.shape)
         weight = self.multipliers(node, v)
         u = (2 * weight).sqrt()[:, None] * radius[:, None] * v.T
@@ -103,22 +100,13 @@ class Elimination:
         noise = torch.linalg.solve_triangular(root, u, upper=False)  # K U
         own = torch.diag((2 * weight).rsqrt())
         for name, x in self.live.items():
-            new = noise @ _flat(x)
-            self.live[name] = torch.cat([x, new.reshape(-1, *x.shape[1:]), x.new_zeros(len(own), *x.shape[1:])])
+            new = (noise @ x.flatten(1)).reshape(-1, *x.shape[1:])
+            self.live[name] = torch.cat([x, new, x.new_zeros(len(own), *x.shape[1:])])
         return torch.cat([center * torch.cat([v, noise @ v]), own]).reshape(-1, *node.shape)
-
-
-def _flat(generator: Tensor) -> Tensor:
-    return generator.reshape(len(generator), -1)
 
 
 def check(
     graph: Graph, module: nn.Module, maps: Mapping[str, Tensor], multipliers: Mapping[str, Tensor], bound: float
 ) -> dict[str, float]:
-    """Norms of all contractions of a network with given matrices by affine node: certified iff none exceeds one.
-
-    Raises:
-        torch.linalg.LinAlgError: That of an activation does.
-    """
-    found = Elimination(graph, module, lambda n, _: maps[n.name], lambda n, _: multipliers[n.name], bound)
-    return found.norms
+    """Norms of all contractions for given matrices by affine node: certified iff none exceeds one (LinAlgError)."""
+    return Elimination(graph, module, lambda n, _: maps[n.name], lambda n, _: multipliers[n.name], bound).norms
