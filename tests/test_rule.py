@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -18,6 +18,11 @@ from random_graphs import RandomGraph, randomise
 
 CONTRACTIONS = ["cholesky", "symmetric", "cayley"]
 pytestmark = pytest.mark.usefixtures("double")
+
+
+def slow_from(first, values):
+    """Parameters of a test of which those from a place on are among the slow proofs."""
+    return [pytest.param(v, marks=pytest.mark.slow) if i >= first else v for i, v in enumerate(values)]
 
 
 class Stack(nn.Module):
@@ -38,9 +43,9 @@ class Stack(nn.Module):
         return self.head(h)
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", slow_from(3, range(10)))
 def test_random_graphs_satisfy_the_inequality(part):
-    """500 random graphs in all, up to 12 nodes and 4 parents; tight with an orthogonal output map.
+    """500 random graphs in all (150 in every run), up to 12 nodes and 4 parents; tight with an orthogonal output map.
 
     The floor costs tightness where a stack has directions with a share of 1e-5 of their magnitude: in few graphs, a
     little.
@@ -70,6 +75,7 @@ def test_random_graphs_satisfy_the_inequality(part):
     scale=st.floats(0.01, 4.0),
     bound=st.floats(0.05, 50.0),
 )
+@settings(max_examples=25)
 def test_any_graph_any_size_of_parameters(seed, contraction, head, scale, bound):
     torch.set_default_dtype(torch.float64)
     module = RandomGraph(seed)
@@ -133,7 +139,7 @@ def _free_graph(seed):
         seed += 7919
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", slow_from(8, range(40)))
 def test_converse_feasible_weights_are_reached(seed):
     """Explicit weights and multipliers of one contraction are reproduced by another one's free parameters."""
     net = _free_graph(seed)
@@ -163,8 +169,9 @@ def _smallest_share(net):
 
     def spy(*args):
         frame, *rest = factor(*args)
-        found.extend(float(torch.linalg.svdvals(p.signal)[-1]) for p in frame.pieces if hasattr(p, "signal"))
-        found.extend(0.0 for p in frame.pieces if hasattr(p, "signal") and p.signal.shape[-2] < p.signal.shape[-1])
+        for piece in frame.pieces:
+            soft = piece.soften(torch.eye(piece.width))
+            found.append(float(torch.linalg.eigvalsh(soft)[0].clamp_min(0).sqrt()))
         return frame, *rest
 
     with pytest.MonkeyPatch.context() as patch:
