@@ -360,7 +360,7 @@ TABLE: dict[type[nn.Module], Law] = {
     ),
     nn.Sigmoid: smooth(  # σ' = p(1 − p) ≤ 1/4, at x = 0
         (0.0, 0.25), lambda m, x: torch.sigmoid(x) * torch.sigmoid(-x), (0.0,), lambda m, x, f: _sigmoid_value(x, f),
-        calls="sigmoid expit",
+        calls="sigmoid expit special_expit",
     ),
     nn.Softplus: smooth(
         _softplus,

@@ -23,8 +23,9 @@ from torch.func import functional_call
 
 import ldlt
 from ldlt import reference
+from ldlt.errors import OptionError
 from ldlt.testing.hostile import PARAMETERS, Hostile, hostile_module, pick_kinds
-from ldlt.testing.moves import MOVES
+from ldlt.testing.moves import drawn_moves
 
 __all__ = [
     "Report",
@@ -444,7 +445,7 @@ class Summary:
     def __str__(self) -> str:
         lines = [f"{self.modules} modules, {self.accepted} accepted, steepest {self.steepest:.9g} of its bound"]
         lines += [f"refused {count:6d}  {reason}" for reason, count in self.refusals.most_common()]
-        rare = sorted(m.name for m in MOVES if not self.used[m.name])
+        rare = sorted(m.name for m in drawn_moves() if not self.used[m.name])
         lines += [f"moves in no accepted module: {', '.join(rare)}"] if rare else []
         for name in ("overflows", "declined", "violations"):
             found = getattr(self, name)
@@ -466,16 +467,19 @@ def run_hostile(
         kinds: Kinds of parameters; a number takes that many for each module, by its seed.
         progress: Called after each module.
         summary: What to add to, so that an interrupted caller keeps what there is.
+
+    Raises:
+        OptionError: A seed is no number, or there is no such kind.
     """
-    summary = Summary() if summary is None else summary
-    for seed in seeds:
-        drawn = hostile_module(seed)
-        chosen = pick_kinds(seed, kinds) if isinstance(kinds, int) else kinds
-        report = check_module(drawn.module, drawn.input_shape, kinds=chosen, seed=seed, **drawn.options)
-        summary.add(drawn, report)
-        if progress is not None:
-            progress(summary)
-    return summary
+    known = 0 < kinds < len(PARAMETERS) if isinstance(kinds, int) else bool(kinds) and set(kinds) <= set(PARAMETERS)
+    if not known:
+        raise OptionError(f"kinds must be some of {', '.join(PARAMETERS)}, or how many of them; got {kinds!r}")
+
+    def check(drawn: Hostile) -> Report:
+        chosen = pick_kinds(drawn.seed, kinds) if isinstance(kinds, int) else kinds
+        return check_module(drawn.module, drawn.input_shape, kinds=chosen, seed=drawn.seed, **drawn.options)
+
+    return _run(seeds, check, progress, summary)
 
 
 def run_certificates(
@@ -487,14 +491,35 @@ def run_certificates(
         seeds: Which modules.
         progress: Called after each module.
         summary: What to add to.
+
+    Raises:
+        OptionError: A seed is no number.
     """
+
+    def check(drawn: Hostile) -> Report:
+        kind = pick_kinds(drawn.seed, 1)[0]
+        if kind not in ("trained", "loaded"):
+            PARAMETERS[kind](drawn.module, torch.Generator().manual_seed(drawn.seed))
+        return check_certificate(drawn.module, drawn.input_shape, seed=drawn.seed)
+
+    return _run(seeds, check, progress, summary)
+
+
+def _run(
+    seeds: Iterable[int],
+    check: Callable[[Hostile], Report],
+    progress: Callable[[Summary], None] | None,
+    summary: Summary | None,
+) -> Summary:
+    """What is found about the modules of some seeds."""
+    if not isinstance(seeds, Iterable):
+        raise OptionError(f"seeds must be numbers, such as range(10), not {seeds!r}")
     summary = Summary() if summary is None else summary
     for seed in seeds:
+        if type(seed) is not int:
+            raise OptionError(f"a seed must be a whole number, not {seed!r}")
         drawn = hostile_module(seed)
-        kind = pick_kinds(seed, 1)[0]
-        if kind not in ("trained", "loaded"):
-            PARAMETERS[kind](drawn.module, torch.Generator().manual_seed(seed))
-        summary.add(drawn, check_certificate(drawn.module, drawn.input_shape, seed=seed))
+        summary.add(drawn, check(drawn))
         if progress is not None:
             progress(summary)
     return summary

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ldlt import activations
+from ldlt.errors import OptionError
 
 __all__ = ["MOVES", "Make", "Move", "Step", "move", "register_move"]
 
@@ -49,7 +50,22 @@ MOVES: list[Move] = []
 
 
 def register_move(kind: str, name: str, make: Make, parents: int = 1) -> Move:
-    """Add a move to the table, or replace the one of the same name."""
+    """Add a move to the table, or replace the one of the same name.
+
+    Args:
+        kind: See :class:`Move`.
+        name: Name within the kind.
+        make: See :class:`Move`.
+        parents: Likewise.
+
+    Raises:
+        OptionError: An argument is not of its kind.
+    """
+    if not all(isinstance(text, str) and text for text in (kind, name)) or not callable(make) or parents not in (1, 2):
+        raise OptionError(
+            "a move needs a kind, a name, a function (rng, shape) that makes a module or None, and one or two parents; "
+            f"got {kind!r}, {name!r}, {make!r}, {parents!r}"
+        )
     entry = Move(kind, f"{kind}/{name}", make, parents)
     MOVES[:] = [m for m in MOVES if m.name != entry.name] + [entry]
     return entry
@@ -552,27 +568,20 @@ def _dropout(rng: random.Random, shape: Shape) -> nn.Module:
 
 # --------------------------------------------------------------------------------------------------- activations
 
-_ARGUMENTS: dict[type[nn.Module], list[dict[str, Any]]] = {
-    nn.CELU: [{}, {"alpha": 0.5}],
-    nn.ELU: [{}, {"alpha": 2.0}, {"alpha": -0.5}],
-    nn.GELU: [{}, {"approximate": "tanh"}],
-    nn.Hardshrink: [{"lambd": 0.0}, {}],
-    nn.Hardtanh: [{}, {"min_val": -0.2, "max_val": 3.0}],
-    nn.LeakyReLU: [{}, {"negative_slope": 0.2}, {"negative_slope": -0.5}, {"negative_slope": 3.0}],
-    nn.PReLU: [{}, {"init": -0.7}, {"init": 1.0}],
-    nn.Softplus: [{}, {"beta": 3.0}, {"threshold": 1.0}],
-    nn.Softshrink: [{}, {"lambd": 0.0}],
-    nn.Threshold: [{"threshold": 0.3, "value": 0.3}, {"threshold": 0.1, "value": 20.0}],
-    activations.Clamp: [{"min": -1.0, "max": 1.0}, {"min": 0.0}, {"max": 0.2}, {"min": 1.0, "max": -1.0}],
-}
-
 
 def _activation(kind: type[nn.Module]) -> Make:
-    return lambda rng, shape: kind(**rng.choice(_ARGUMENTS.get(kind, [{}])))
+    return lambda rng, shape: kind(**rng.choice(activations.TABLE[kind].cases))
 
 
 for _kind in activations.ELEMENTWISE:
     register_move("activation", _kind.__name__, _activation(_kind))
+
+
+def drawn_moves() -> list[Move]:
+    """All moves: those of the table, and one for each registered activation that can be made."""
+    known = [*activations.ELEMENTWISE, *activations.BUILT_IN]
+    mine = [k for k, law in activations.TABLE.items() if k not in known and law.cases]
+    return [*MOVES, *(Move("activation", f"activation/{k.__name__}", _activation(k)) for k in mine)]
 
 
 @move("activation")
