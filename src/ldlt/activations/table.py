@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ldlt.activations.layers import Abs, Atan, Clamp, Cos, GroupSort, MaxMin, Sin, WindowSort
 from ldlt.activations import law
 from ldlt.activations.law import Functions, Joint, Law, Piece, Range, number, piecewise, smooth
+from ldlt.activations.layers import Abs, Atan, Clamp, Cos, GroupSort, MaxMin, Sin, WindowSort
 from ldlt.errors import GraphError, SlopeError
 
 __all__ = ["TABLE"]
