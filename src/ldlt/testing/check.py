@@ -394,7 +394,7 @@ def check_certificate(
     return report
 
 
-# ------------------------------------------------------------------------------------------------ many of them
+# -- many of them ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -408,7 +408,6 @@ class Summary:
         violations: Seed and text.
         overflows: Seed and text.
         declined: Seed and text.
-        drawn: How many modules have a move.
         used: How many accepted modules have a move.
         steepest: Largest slope relative to its bound.
     """
@@ -419,14 +418,12 @@ class Summary:
     violations: list[tuple[int, str]] = field(default_factory=list)
     overflows: list[tuple[int, str]] = field(default_factory=list)
     declined: list[tuple[int, str]] = field(default_factory=list)
-    drawn: Counter[str] = field(default_factory=Counter)
     used: Counter[str] = field(default_factory=Counter)
     steepest: float = 0.0
 
     def add(self, drawn: Hostile, report: Report) -> None:
         """Count one module."""
         self.modules += 1
-        self.drawn.update(set(drawn.moves))
         if report.refusal is None:
             self.accepted += 1
             self.used.update(set(drawn.moves))
@@ -435,12 +432,6 @@ class Summary:
         for name in ("violations", "overflows", "declined"):
             getattr(self, name).extend((drawn.seed, text) for text in getattr(report, name))
         self.steepest = max(self.steepest, report.steepest)
-
-    def merge(self, other: Summary) -> None:
-        """Add the counts of another summary."""
-        for name in ("modules", "accepted", "refusals", "violations", "overflows", "declined", "drawn", "used"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.steepest = max(self.steepest, other.steepest)
 
     def __str__(self) -> str:
         lines = [f"{self.modules} modules, {self.accepted} accepted, steepest {self.steepest:.9g} of its bound"]
@@ -454,19 +445,12 @@ class Summary:
         return "\n".join(lines)
 
 
-def run_hostile(
-    seeds: Iterable[int],
-    kinds: Sequence[str] | int = tuple(PARAMETERS),
-    progress: Callable[[Summary], None] | None = None,
-    summary: Summary | None = None,
-) -> Summary:
+def run_hostile(seeds: Iterable[int], kinds: Sequence[str] | int = tuple(PARAMETERS)) -> Summary:
     """Draw and check a module for each seed.
 
     Args:
         seeds: Which modules.
         kinds: Kinds of parameters; a number takes that many for each module, by its seed.
-        progress: Called after each module.
-        summary: What to add to, so that an interrupted caller keeps what there is.
 
     Raises:
         OptionError: A seed is no number, or there is no such kind.
@@ -479,18 +463,14 @@ def run_hostile(
         chosen = pick_kinds(drawn.seed, kinds) if isinstance(kinds, int) else kinds
         return check_module(drawn.module, drawn.input_shape, kinds=chosen, seed=drawn.seed, **drawn.options)
 
-    return _run(seeds, check, progress, summary)
+    return _run(seeds, check)
 
 
-def run_certificates(
-    seeds: Iterable[int], progress: Callable[[Summary], None] | None = None, summary: Summary | None = None
-) -> Summary:
+def run_certificates(seeds: Iterable[int]) -> Summary:
     """Draw a module for each seed, set its parameters to one kind, and check its certificate.
 
     Args:
         seeds: Which modules.
-        progress: Called after each module.
-        summary: What to add to.
 
     Raises:
         OptionError: A seed is no number.
@@ -502,24 +482,17 @@ def run_certificates(
             PARAMETERS[kind](drawn.module, torch.Generator().manual_seed(drawn.seed))
         return check_certificate(drawn.module, drawn.input_shape, seed=drawn.seed)
 
-    return _run(seeds, check, progress, summary)
+    return _run(seeds, check)
 
 
-def _run(
-    seeds: Iterable[int],
-    check: Callable[[Hostile], Report],
-    progress: Callable[[Summary], None] | None,
-    summary: Summary | None,
-) -> Summary:
+def _run(seeds: Iterable[int], check: Callable[[Hostile], Report]) -> Summary:
     """What is found about the modules of some seeds."""
     if not isinstance(seeds, Iterable):
         raise OptionError(f"seeds must be numbers, such as range(10), not {seeds!r}")
-    summary = Summary() if summary is None else summary
+    summary = Summary()
     for seed in seeds:
         if type(seed) is not int:
             raise OptionError(f"a seed must be a whole number, not {seed!r}")
         drawn = hostile_module(seed)
         summary.add(drawn, check(drawn))
-        if progress is not None:
-            progress(summary)
     return summary

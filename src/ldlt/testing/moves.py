@@ -421,9 +421,10 @@ def _group_sort(rng: random.Random, shape: Shape) -> nn.Module:
 for _kind in activations.ELEMENTWISE:
     register_move("activation", _kind.__name__, _activation(_kind))
 register_move("activation", "channel_slopes", lambda rng, s: nn.PReLU(s[0], init=rng.choice([0.25, -1.0, 2.0])))
-_forms("activation", "called", lambda s, x: F.relu(x), lambda s, x: x.tanh(), lambda s, x: F.elu(x), lambda s, x: abs(x),
-       lambda s, x: F.gelu(x, approximate="tanh"), lambda s, x: F.leaky_relu(x, -0.3), lambda s, x: F.softplus(x),
-       lambda s, x: F.logsigmoid(x), lambda s, x: F.softsign(x), lambda s, x: F.hardtanh(x, -2, 0.1))  # fmt: skip
+_forms("activation", "called", lambda s, x: F.relu(x), lambda s, x: x.tanh(), lambda s, x: F.elu(x),
+       lambda s, x: abs(x), lambda s, x: F.gelu(x, approximate="tanh"), lambda s, x: F.leaky_relu(x, -0.3),
+       lambda s, x: F.softplus(x), lambda s, x: F.logsigmoid(x), lambda s, x: F.softsign(x),
+       lambda s, x: F.hardtanh(x, -2, 0.1))  # fmt: skip
 _forms("activation", "clipped", lambda s, x: x.clamp(-1, 1), lambda s, x: x.clamp(min=0),
        lambda s, x: torch.clip(x, max=0.5))  # fmt: skip
 _forms("activation", "overwriting", lambda s, x: (1.0 * x).relu_(), lambda s, x: F.relu(2 * x, inplace=True),
