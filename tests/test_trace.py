@@ -198,13 +198,6 @@ def _mutating(s, x):
     return s.a(x * s.buffer)
 
 
-def _patched():
-    module = nn.Sequential(lin(4, 4))
-    layer = module[0]
-    layer.forward = lambda x: 10 * F.linear(x, layer.weight, layer.bias)
-    return module
-
-
 def _normed(norm):
     return nn.Sequential(norm(lin(4, 4)), nn.ReLU(), lin(4, 3))
 
@@ -242,7 +235,6 @@ ODD = {
     "out": lambda: module_of(_out, a=lin(4, 4), b=lin(4, 4)),
     "buffer arithmetic": lambda: module_of(lambda s, x: s.a(x / (s.std + 1e-5)), a=lin(4, 4), std=torch.ones(4)),
     "tensor made in forward": lambda: module_of(lambda s, x: s.a(x * (10 * torch.rand(4))), a=lin(4, 4)),
-    "patched forward": _patched,
     "roll of everything": lambda: module_of(lambda s, x: s.a(x - 0.5 * x.roll(1)), a=lin(4, 4)),
     "rounding division": lambda: module_of(lambda s, x: s.a(torch.div(x, 0.5, rounding_mode="floor")), a=lin(4, 4)),
     "dropout that is always on": lambda: module_of(lambda s, x: s.a(F.dropout(x, 0.9)), a=lin(4, 4)),

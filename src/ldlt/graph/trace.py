@@ -237,10 +237,10 @@ class Reader(Builder):
         """An element of a tuple."""
         if not node.users:
             return
-        source, index = [*node.args, None, None][:2]
+        source, index = cast(Any, [*node.args, None, None][:2])
         if getattr(node.target, "__name__", "") != "getitem" or source not in self._tuples:
             raise UnsupportedOpError(node.name, f"'{node.target}' is no operation on tensors")
-        self._live[node] = self._tuples[source](cast(int, index))
+        self._live[node] = self._tuples[source](index)
 
     def _filled(self, node: fx.Node, value: Any) -> None:
         """A constant of the shape of a value."""

@@ -124,7 +124,8 @@ def _parametrised(rng: random.Random, shape: Shape) -> nn.Module:
 
 def _half_frozen(rng: random.Random, shape: Shape) -> nn.Module:
     layer = _linear(rng, shape)
-    rng.choice([layer, layer.weight]).requires_grad_(False)
+    frozen: nn.Module | Tensor = layer if rng.random() < 0.5 else layer.weight
+    frozen.requires_grad_(False)
     return layer
 
 
