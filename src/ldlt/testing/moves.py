@@ -167,7 +167,7 @@ def _factors(rng: random.Random, shape: Shape) -> Shape | None:
 
 _READ: dict[str, Callable[[random.Random, Shape], Any]] = {
     "factor": lambda rng, s: rng.choice([-2.0, 0.5, 3.0, 1e-3, 50.0]),
-    "bias": lambda rng, s: nn.Parameter(torch.randn(s)),
+    "offset": lambda rng, s: nn.Parameter(torch.randn(s)),
     "fixed": lambda rng, s: torch.randn(s[-1]),
     "mask": _mask,
     "entries": lambda rng, s: torch.randn(s[-1]) + 2.5,
@@ -251,7 +251,7 @@ def _through_a_view(s: Any, x: Tensor) -> Tensor:  # a tracer that does not foll
 _forms("arithmetic", "scale", lambda s, x: s.factor * x, lambda s, x: x / s.factor, lambda s, x: -x)
 _forms("arithmetic", "twice", lambda s, x: torch.add(x, x, alpha=-0.5), lambda s, x: x.sub(x, alpha=3),
        lambda s, x: x + 0.5 * x + x.clone())  # fmt: skip
-_forms("arithmetic", "shift", lambda s, x: x + s.bias, lambda s, x: x - s.fixed, lambda s, x: 1 - x,
+_forms("arithmetic", "shift", lambda s, x: x + s.offset, lambda s, x: x - s.fixed, lambda s, x: 1 - x,
        lambda s, x: s.fixed - x)  # fmt: skip
 _forms("arithmetic", "in_place", _in_place, _through_a_view)
 _forms("arithmetic", "cancel", lambda s, x: x - x.clone(), lambda s, x: x * s.mask, lambda s, x: 0.0 * x,
