@@ -123,9 +123,7 @@ def activates(make: Callable[..., nn.Module]) -> Rule:
             )
         try:
             module = make(*rest, **node.kwargs)
-        except LdltError as error:
-            raise reader.refusal(node, str(error)) from error
-        except (AssertionError, TypeError, ValueError) as error:
+        except (LdltError, AssertionError, TypeError, ValueError) as error:
             raise reader.refusal(node, f"its arguments {tuple(rest)!r} do not fit: {error}") from error
         reader.activation(node, source, module=module)
 

@@ -24,6 +24,7 @@ from torch.func import functional_call
 import ldlt
 from ldlt import reference
 from ldlt.errors import OptionError
+from ldlt.graph import Wire
 from ldlt.testing.hostile import PARAMETERS, Hostile, hostile_module, pick_kinds
 from ldlt.testing.moves import drawn_moves
 
@@ -312,7 +313,9 @@ def strained(net: ldlt.Lipschitz) -> bool:
     drawn, now = dict(twin.module.named_parameters()), dict(net.module.named_parameters())
     kept = [n for n, p in drawn.items() if type(explicit[n]) in (Tensor, nn.Parameter) and torch.equal(explicit[n], p)]
     norms = {n: float(now[n].detach().double().norm()) for n in kept}
-    decades = sum(abs(math.log10(v)) for n, v in norms.items() if v > 0 and not n.endswith("bias"))
+    graph = net.graph
+    read = Counter(p for n in graph.nodes if isinstance(n, Wire) for c in n.constants for p in graph.sources(c))
+    decades = sum(max(1, read[n]) * abs(math.log10(v)) for n, v in norms.items() if v > 0 and not n.endswith("bias"))
     decades += math.log10(max([1.0, *(v for n, v in norms.items() if n.endswith("bias"))]))
     return not decades < math.log10(torch.finfo(next(iter(now.values())).dtype).max) / 2
 
