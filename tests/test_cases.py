@@ -8,7 +8,9 @@ from torch import nn
 
 import ldlt
 from ldlt import activations, testing
+from ldlt.graph import Wire
 from ldlt.graph.operations import TABLE, mixes, register_operation
+from ldlt.graph.trace import trace
 
 
 @pytest.mark.parametrize("case", testing.all_cases(), ids=str)
@@ -92,8 +94,12 @@ def test_an_operation_of_another_library_is_not_taken_for_that_of_torch():
         def forward(self, x):
             return torch.ops.stranger.relu(x)
 
+    model = nn.Sequential(nn.Linear(3, 4), Net(), nn.Linear(4, 2))
     with pytest.raises(ldlt.UnsupportedOpError, match="stranger::relu"):
-        ldlt.Lipschitz(nn.Sequential(nn.Linear(3, 4), Net(), nn.Linear(4, 2)), input_shape=3)
+        ldlt.Lipschitz(model, input_shape=3)
+    register_operation("stranger::relu", mixes)  # a lie, that the comparison with the module does not see
+    (wire,) = (n for n in trace(model, (3,)).nodes if isinstance(n, Wire))
+    assert wire.operation == "stranger::relu"
 
 
 @pytest.mark.parametrize(
