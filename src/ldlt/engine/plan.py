@@ -511,8 +511,8 @@ class _Grids:
 
     def _on_grid(self, group: Group, cells: tuple[int, ...], shared: Tensor | None) -> Place | None:
         image = self.images[group.value]
-        if image is None:
-            return None
+        if image is None or len(image) != len(cells) + 1 or any(n % c for n, c in zip(image[1:], cells, strict=True)):
+            return None  # no image, or one of a coarser grid
         count = math.prod(cells)
         cell, where = cell_rows(image, cells)
         rows = torch.arange(len(cell)) if group.rows is None else torch.tensor(group.rows)
