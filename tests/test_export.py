@@ -387,7 +387,7 @@ def test_activations_of_others_are_exported_but_not_saved(tmp_path):
         found = torch.export.load(tmp_path / "net.pt2").module()(x)
         torch.testing.assert_close(found, net.freeze()(x), atol=1e-12, rtol=0)
     finally:
-        del ldlt.activations._BOUNDS[Snake]
+        del ldlt.activations.TABLE[Snake]
 
 
 def test_programs_have_what_is_hidden_and_refuse_what_is_unknown():

@@ -46,28 +46,20 @@ def alike(module, shape, batch=5):
 
 
 SENTENCES = {
-    "batch arithmetic": (lambda s, x: x * (1 + 100 * (x.shape[0] // 10)), "size of the batch"),
-    "batch as a number": (lambda s, x: x / x.shape[0], "size of the batch"),
-    "batch times": (lambda s, x: x.size(0) * x, "size of the batch"),
     "branch on the batch": (lambda s, x: 100 * x if x.shape[0] > 4 else x, "batches of some sizes"),
     "branch on a batch of one": (lambda s, x: 100 * x if x.shape[0] == 1 else x, "batch of one"),
     "branch on data": (lambda s, x: x if x.sum() > 0 else -x, "values of its input"),
     "item": (lambda s, x: x * float(x.max()), "values of its input"),
     "mean of the batch": (lambda s, x: x - x.mean(0, keepdim=True), "influence each other"),
-    "flipped batch": (lambda s, x: x.flip(0), "influence each other"),
     "rolled batch": (lambda s, x: x.roll(12, 0), "influence each other"),
-    "a part of the batch": (lambda s, x: torch.cat([x[:12], x[12:]]), "batch"),
     "overwritten samples": (lambda s, x: x.index_fill(0, torch.tensor([0]), 1.0), "no certified rule"),
     "counted rows": (lambda s, x: x * (1 + 100 * (x.new_ones(x.shape[0], 1).sum(0) // 10)), "one row per sample"),
     "numbered rows": (lambda s, x: x * (1 + torch.arange(x.shape[0])[:, None] // 10), "one row per sample"),
-    "rolled by the batch": (lambda s, x: x.roll([x.shape[0]], [1]), "size of the batch"),
     "triangle": (lambda s, x: x.triu(-12), "influence each other"),
     "chosen samples": (lambda s, x: x[torch.zeros(2, dtype=torch.long)], "batch"),
     "batch merged": (lambda s, x: x.reshape(-1).reshape(-1, 4), "must stay the batch"),
     "Gram matrix": (lambda s, x: x @ x.T, "batch"),
     "product": (lambda s, x: x * x, "no global Lipschitz bound"),
-    "gate": (lambda s, x: x * torch.sigmoid(x), "no global Lipschitz bound"),
-    "quotient": (lambda s, x: x / (1 + x.abs()), "no global Lipschitz bound"),
     "normalised": (lambda s, x: F.normalize(x), "known slopes"),
     "exponential": (lambda s, x: x.exp(), "slopes are unbounded"),
     "layer normalisation": (lambda s, x: F.layer_norm(x, (4,)), "normalised by construction"),
@@ -77,7 +69,6 @@ SENTENCES = {
     "precision": (lambda s, x: x.half().float(), "precision"),
     "jump": (lambda s, x: torch.where(x > 0, x, x + 1), "jumps"),
     "GLU": (lambda s, x: torch.cat([F.glu(x), F.glu(x)], 1), "gate"),
-    "a dict": (lambda s, x: {"y": x}, "exactly one tensor"),
     "two outputs": (lambda s, x: (x, x), "exactly one tensor"),
     "the mode": (lambda s, x: 2 * x if s.training else x, "training"),
     "a constant": (lambda s, x: s.layer.bias, "depends on its input"),
@@ -100,17 +91,6 @@ def test_refused_with_a_sentence(name):
 def test_layers_that_multiply_functions_of_the_input_are_refused(layer):
     with pytest.raises(ldlt.LdltError):
         trace(layer, (3, 4))
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("where", ["layer.weight", "layer.bias", "buffer"])
-def test_numbers_that_are_not_finite_are_refused(bad, where):
-    module = Run(lambda s, x: x)
-    module.register_buffer("buffer", torch.zeros(3))
-    with torch.no_grad():
-        dict([*module.named_parameters(), *module.named_buffers()])[where].view(-1)[0] = bad
-    with pytest.raises(ldlt.GraphError, match="not a number"):
-        trace(module, (4,))
 
 
 def test_constants_made_in_forward_that_are_not_finite_are_refused():
@@ -155,17 +135,6 @@ def test_a_subclass_is_what_its_forward_computes():
     assert any(isinstance(n, Wire) and n.scales == (20.0,) for n in graph.nodes)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("before", [False, True])
-def test_hooks_are_part_of_the_graph(place, before):
-    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    if before:
-        module[place].register_forward_pre_hook(lambda _, inputs: (100 * inputs[0],))
-    else:
-        module[place].register_forward_hook(lambda _m, _i, output: 100 * output)
-    assert any(isinstance(n, Wire) and n.scales == (100.0,) for n in alike(module, (4,)).nodes)
-
-
 def test_global_hooks_are_part_of_the_graph():
     handle = nn.modules.module.register_module_forward_hook(
         lambda m, _i, output: 3 * output if isinstance(m, nn.ReLU) else None
@@ -175,15 +144,6 @@ def test_global_hooks_are_part_of_the_graph():
     finally:
         handle.remove()
     assert any(isinstance(n, Wire) and n.scales == (3.0,) for n in graph.nodes)
-
-
-def test_hooks_that_come_later_are_refused():
-    net = ldlt.Lipschitz(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), input_shape=4)
-    handle = net.module[1].register_forward_hook(lambda _m, _i, output: 100 * output)
-    with pytest.raises(ldlt.GraphError, match="hooks"):
-        net(torch.zeros(1, 4))
-    handle.remove()
-    net(torch.zeros(1, 4))
 
 
 def test_parametrised_weights_are_given_maps():

@@ -48,16 +48,8 @@ def lin(i, o):
 
 
 ACCEPTED = {
-    "functional_activation": lambda: module_of(lambda s, x: s.b(F.gelu(s.a(x), approximate="tanh")), a=lin(4, 6), b=lin(6, 3)),
-    "method_activation": lambda: module_of(lambda s, x: s.b(s.a(x).tanh()), a=lin(4, 6), b=lin(6, 3)),
-    "torch_function": lambda: module_of(lambda s, x: s.b(torch.sigmoid(s.a(x))), a=lin(4, 6), b=lin(6, 3)),
-    "clamp": lambda: module_of(lambda s, x: s.b(s.a(x).clamp(-1, 2)), a=lin(4, 6), b=lin(6, 3)),
-    "leaky_keyword": lambda: module_of(lambda s, x: s.b(F.leaky_relu(s.a(x), negative_slope=0.3)), a=lin(4, 6), b=lin(6, 3)),
     "sum_of_free_maps": lambda: module_of(
         lambda s, x: s.d(torch.relu(s.a(x) - 2 * s.b(torch.tanh(s.c(x))))), a=lin(4, 6), b=lin(5, 6), c=lin(4, 5), d=lin(6, 3)
-    ),
-    "cat": lambda: module_of(
-        lambda s, x: s.b(torch.cat([x, torch.relu(s.a(x))], dim=1)), a=lin(4, 6), b=lin(10, 3)
     ),
     "cat_negative_dim_before_activation": lambda: module_of(
         lambda s, x: s.c(torch.relu(torch.cat((s.a(x), s.b(x)), -1))), a=lin(4, 6), b=lin(4, 2), c=lin(8, 3)
@@ -68,39 +60,12 @@ ACCEPTED = {
     "split": lambda: module_of(
         lambda s, x: (lambda t: s.b(torch.cat([F.relu(t[0]), t[1]], 1)))(torch.split(s.a(x), [2, 4], dim=1)), a=lin(4, 6), b=lin(6, 3)
     ),
-    "slice": lambda: module_of(lambda s, x: s.b(torch.relu(s.a(x)[:, 1:5])), a=lin(4, 6), b=lin(4, 3)),
-    "slice_of_input": lambda: module_of(lambda s, x: s.b(torch.relu(s.a(x[:, ::2]))), a=lin(2, 6), b=lin(6, 3)),
-    "reshape_permute": lambda: module_of(
-        lambda s, x: s.b(torch.relu(s.a(x)).reshape(x.size(0), 2, 3).permute(0, 2, 1).flatten(1)), a=lin(4, 6), b=lin(6, 3)
-    ),
-    "view_with_batch_size": lambda: module_of(
-        lambda s, x: s.b(torch.relu(s.a(x)).view(x.shape[0], -1)), a=lin(4, 6), b=lin(6, 3)
-    ),
     "permute_before_activation": lambda: module_of(
         lambda s, x: s.b(torch.relu(s.a(x).unflatten(1, (2, 3)).transpose(1, 2)).flatten(1)), a=lin(4, 6), b=lin(6, 3)
     ),
-    "unflatten_module": lambda: nn.Sequential(lin(4, 6), nn.Unflatten(1, (2, 3)), nn.ReLU(), nn.Flatten(), lin(6, 3)),
     "identity_dropout": lambda: nn.Sequential(lin(4, 6), nn.Identity(), nn.Dropout(0.5), nn.ReLU(), nn.Dropout(0.5), lin(6, 3)),
-    "functional_dropout": lambda: module_of(
-        lambda s, x: s.b(F.dropout(torch.relu(s.a(x)), 0.5, s.training)), a=lin(4, 6), b=lin(6, 3)
-    ),
     "linear_into_linear": lambda: nn.Sequential(lin(4, 7), lin(7, 6), nn.ReLU(), lin(6, 5), lin(5, 3)),
     "wide_linear_without_full_rank": lambda: nn.Sequential(lin(2, 9), lin(9, 6), nn.Tanh(), lin(6, 3)),
-    "scalar_and_constant": lambda: module_of(
-        lambda s, x: s.b(torch.relu(s.a(0.5 * x / 3 + 1.0)) - s.shift), a=lin(4, 6), b=lin(6, 3), shift=torch.ones(6)
-    ),
-    "constant_vector": lambda: module_of(
-        lambda s, x: s.b(torch.relu(s.a(x * s.scale))), a=lin(4, 6), b=lin(6, 3), scale=torch.tensor([1.0, 2, 3, 0.1])
-    ),
-    "constant_matrix": lambda: module_of(
-        lambda s, x: s.b(torch.relu(s.a(x @ s.matrix))), a=lin(5, 6), b=lin(6, 3), matrix=torch.randn(4, 5)
-    ),
-    "mean": lambda: module_of(
-        lambda s, x: s.b(torch.relu(s.a(x)).unflatten(1, (2, 3)).mean(1)), a=lin(4, 6), b=lin(3, 3)
-    ),
-    "stack": lambda: module_of(
-        lambda s, x: s.b(torch.stack([torch.relu(s.a(x)), torch.tanh(s.a2(x))], 1).flatten(1)), a=lin(4, 3), a2=lin(4, 3), b=lin(6, 3)
-    ),
     "post_activation_resnet": lambda: module_of(
         lambda s, x: s.c(torch.relu(s.b(torch.relu(s.a(x))) + x)), a=lin(4, 6), b=lin(6, 4), c=lin(4, 3)
     ),
@@ -114,15 +79,7 @@ ACCEPTED = {
     "sum_in_place": lambda: module_of(
         lambda s, x: s.c(torch.relu(operator.iadd(s.a(x), s.b(x)))), a=lin(4, 5), b=lin(4, 5), c=lin(5, 3)
     ),
-    "relu_in_place": lambda: nn.Sequential(lin(4, 6), nn.ReLU(inplace=True), lin(6, 3)),
     "reused_activation": lambda: (lambda r: nn.Sequential(lin(4, 6), r, lin(6, 6), r, lin(6, 3)))(nn.PReLU(init=0.2)),
-    "prelu_per_channel": lambda: nn.Sequential(lin(4, 6), nn.PReLU(6, init=-0.7), lin(6, 3)),
-    "functional_linear": lambda: module_of(
-        lambda s, x: F.linear(torch.relu(F.linear(x, s.w, s.v)), s.u),
-        w=nn.Parameter(torch.randn(6, 4)),
-        v=nn.Parameter(torch.randn(6)),
-        u=nn.Parameter(torch.randn(3, 6)),
-    ),
     "linear_only": lambda: lin(4, 3),
     "crossed_free_maps": lambda: module_of(
         _crossed, a=lin(4, 5), b=lin(4, 5), c=lin(5, 5), d=lin(5, 5), e=lin(5, 3),
@@ -187,52 +144,10 @@ def _control_flow(s, x):
     return s.a(x) if x.sum() > 0 else s.a(-x)
 
 
-REFUSED = {
-    "batch_norm": (lambda: nn.Sequential(lin(4, 6), nn.BatchNorm1d(6), nn.ReLU(), lin(6, 3)), "BatchNorm1d"),
-    "layer_norm": (lambda: nn.Sequential(lin(4, 6), nn.LayerNorm(6), nn.ReLU(), lin(6, 3)), "LayerNorm"),
-    "softmax": (lambda: nn.Sequential(lin(4, 6), nn.Softmax(1), lin(6, 3)), "Softmax"),
-    "functional_softmax": (lambda: module_of(lambda s, x: s.b(F.softmax(s.a(x), 1)), a=lin(4, 6), b=lin(6, 3)), "oftmax"),
-    "hardshrink": (lambda: nn.Sequential(lin(4, 6), nn.Hardshrink(), lin(6, 3)), "Hardshrink"),
-    "gating": (lambda: module_of(lambda s, x: s.a(x) * torch.sigmoid(s.b(x)), a=lin(4, 3), b=lin(4, 3)), "product"),
-    "division": (lambda: module_of(lambda s, x: s.a(x) / s.b(x), a=lin(4, 3), b=lin(4, 3)), "quotient"),
-    "reciprocal": (lambda: module_of(lambda s, x: 1.0 / s.a(x), a=lin(4, 3)), "quotient"),
-    "matmul": (lambda: module_of(lambda s, x: s.a(x) @ s.b(x).T, a=lin(4, 3), b=lin(4, 3)), "'"),
-    "shared": (lambda: (lambda a: nn.Sequential(a, nn.ReLU(), a, lin(4, 3)))(lin(4, 4)), "shared"),
-    "tied": (
-        lambda: (lambda m: (setattr(m[2], "weight", m[0].weight), m)[1])(nn.Sequential(lin(4, 4), nn.ReLU(), lin(4, 4))),
-        "tied",
-    ),
-    "positions": (lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), lin(2, 3), nn.Flatten(), lin(6, 3)), "positions"),
-    "exp": (lambda: module_of(lambda s, x: torch.exp(s.a(x)), a=lin(4, 3)), "exp"),
-    "norm": (lambda: module_of(lambda s, x: s.a(x / x.norm(dim=1, keepdim=True)), a=lin(4, 3)), "norm"),
-    "max": (lambda: module_of(lambda s, x: torch.maximum(s.a(x), s.b(x)), a=lin(4, 3), b=lin(4, 3)), "maximum"),
-    "parameter": (lambda: module_of(lambda s, x: s.a(x * s.p), a=lin(4, 3), p=nn.Parameter(torch.ones(4))), "nn.Linear"),
-    "batch_mixing": (lambda: module_of(lambda s, x: s.a(x - x.mean(0)), a=lin(4, 3)), "batch"),
-    "batch_transpose": (lambda: module_of(lambda s, x: s.a(x.T.flip(1).T), a=lin(4, 3)), "'"),
-    "overwritten": (
-        lambda: module_of(lambda s, x: (lambda h: s.b(h + F.relu(h, inplace=True)))(s.a(x)), a=lin(4, 6), b=lin(6, 3)),
-        "overwrites",
-    ),
-    "overwritten_module": (
-        lambda: module_of(lambda s, x: (lambda h: s.b(s.r(h) + h))(s.a(x)), a=lin(4, 6), b=lin(6, 3), r=nn.ReLU(inplace=True)),
-        "overwrites",
-    ),
-    "overwritten_view": (
-        lambda: module_of(lambda s, x: (lambda h: s.b(h.view(-1, 6).relu_() + h))(s.a(x)), a=lin(4, 6), b=lin(6, 3)),
-        "overwrites",
-    ),
-    "conv": (lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 3), nn.Flatten(), lin(4, 3)), "onvolution"),
-    "rnn": (lambda: module_of(lambda s, x: s.b(s.r(x)[0]), r=nn.RNN(4, 4), b=lin(4, 3)), "ecurrent"),
-    "zero_scale": (lambda: module_of(lambda s, x: s.a(x * 0.0), a=lin(4, 3)), "nothing"),
-}  # fmt: skip
-
-
 SOUND = {
-    "batch_norm", "softmax", "functional_softmax", "shared", "positions", "parameter", "overwritten",
-    "overwritten_module", "overwritten_view", "conv", "zero_scale",
+    "batch norm", "softmax", "shared", "positions", "parameter", "overwritten", "overwritten view", "convolution",
     "augmented assignment", "augmented assignment of a view", "alias through modules", "alias through dropout",
-    "buffer arithmetic", "hook on a layer", "hook on the root",
-    "map and constant at once", "weight norm", "keyword operands",
+    "buffer arithmetic", "map and constant at once", "weight norm",
 }  # fmt: skip
 """What is read as it computes: accepted, and its bound holds."""
 
@@ -245,18 +160,6 @@ def _check_sound(module):
         torch.testing.assert_close(frozen(x[None]), net(x[None]))
         jacobian = torch.autograd.functional.jacobian(lambda z: frozen(z[None])[0], x)
         assert float(torch.linalg.matrix_norm(jacobian, 2)) <= net.bound * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_or_sound(name):
-    make, _ = REFUSED[name]
-    if name in SOUND:
-        return _check_sound(make())
-    with pytest.raises(ldlt.LdltError) as caught:
-        ldlt.Lipschitz(make(), input_shape=4)
-    if isinstance(caught.value, ldlt.UnsupportedOpError):
-        assert caught.value.node in str(caught.value)
-    return None
 
 
 def _augmented(s, x):
@@ -295,19 +198,6 @@ def _mutating(s, x):
     return s.a(x * s.buffer)
 
 
-def _hooked(place):
-    module = nn.Sequential(lin(4, 4))
-    (module if place == "root" else module[0]).register_forward_hook(lambda m, i, o: 10 * o)
-    return module
-
-
-def _patched():
-    module = nn.Sequential(lin(4, 4))
-    layer = module[0]
-    layer.forward = lambda x: 10 * F.linear(x, layer.weight, layer.bias)
-    return module
-
-
 def _normed(norm):
     return nn.Sequential(norm(lin(4, 4)), nn.ReLU(), lin(4, 3))
 
@@ -319,7 +209,21 @@ def _frozen_twice():
     return module
 
 
-UNSEEN = {
+ODD = {
+    "batch norm": lambda: nn.Sequential(lin(4, 6), nn.BatchNorm1d(6), nn.ReLU(), lin(6, 3)),
+    "softmax": lambda: nn.Sequential(lin(4, 6), nn.Softmax(1), lin(6, 3)),
+    "matmul": lambda: module_of(lambda s, x: s.a(x) @ s.b(x).T, a=lin(4, 3), b=lin(4, 3)),
+    "shared": lambda: (lambda a: nn.Sequential(a, nn.ReLU(), a, lin(4, 3)))(lin(4, 4)),
+    "positions": lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), lin(2, 3), nn.Flatten(), lin(6, 3)),
+    "parameter": lambda: module_of(lambda s, x: s.a(x * s.p), a=lin(4, 3), p=nn.Parameter(torch.ones(4))),
+    "batch transpose": lambda: module_of(lambda s, x: s.a(x.T.flip(1).T), a=lin(4, 3)),
+    "overwritten": lambda: module_of(
+        lambda s, x: (lambda h: s.b(h + F.relu(h, inplace=True)))(s.a(x)), a=lin(4, 6), b=lin(6, 3)
+    ),
+    "overwritten view": lambda: module_of(
+        lambda s, x: (lambda h: s.b(h.view(-1, 6).relu_() + h))(s.a(x)), a=lin(4, 6), b=lin(6, 3)
+    ),
+    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 3), nn.Flatten(), lin(4, 3)),
     "augmented assignment": lambda: module_of(_augmented, a=lin(4, 4), b=lin(4, 4), c=lin(4, 4)),
     "augmented assignment of a view": lambda: module_of(_augmented_view, a=lin(4, 4), b=lin(4, 4)),
     "alias through modules": lambda: module_of(
@@ -331,11 +235,6 @@ UNSEEN = {
     "out": lambda: module_of(_out, a=lin(4, 4), b=lin(4, 4)),
     "buffer arithmetic": lambda: module_of(lambda s, x: s.a(x / (s.std + 1e-5)), a=lin(4, 4), std=torch.ones(4)),
     "tensor made in forward": lambda: module_of(lambda s, x: s.a(x * (10 * torch.rand(4))), a=lin(4, 4)),
-    "hook on a layer": lambda: _hooked("layer"),
-    "hook on the root": lambda: _hooked("root"),
-    "patched forward": _patched,
-    "flip of the batch": lambda: module_of(lambda s, x: s.a(x - 0.5 * x.flip(0)), a=lin(4, 4)),
-    "roll of the batch": lambda: module_of(lambda s, x: s.a(x - 0.5 * x.roll(1, 0)), a=lin(4, 4)),
     "roll of everything": lambda: module_of(lambda s, x: s.a(x - 0.5 * x.roll(1)), a=lin(4, 4)),
     "rounding division": lambda: module_of(lambda s, x: s.a(torch.div(x, 0.5, rounding_mode="floor")), a=lin(4, 4)),
     "dropout that is always on": lambda: module_of(lambda s, x: s.a(F.dropout(x, 0.9)), a=lin(4, 4)),
@@ -346,18 +245,14 @@ UNSEEN = {
     ),
     "map and constant at once": _frozen_twice,
     "weight norm": lambda: _normed(nn.utils.parametrizations.weight_norm),
-    "spectral norm": lambda: _normed(nn.utils.parametrizations.spectral_norm),
-    "keyword operands": lambda: module_of(
-        lambda s, x: s.a(torch.matmul(input=x, other=s.m)), a=lin(4, 4), m=torch.eye(4)
-    ),
     "division by zero": lambda: module_of(lambda s, x: s.a(x / 0), a=lin(4, 4)),
     "nested network": lambda: nn.Sequential(ldlt.nn.FeedForward(4, [4], 4), lin(4, 3)),
 }
 
 
-@pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.parametrize("name", ODD)
 def test_what_a_tracer_does_not_see_is_refused_or_sound(name):
-    module = UNSEEN[name]()
+    module = ODD[name]()
     before = set(vars(module))
     if name in SOUND:
         return _check_sound(module)

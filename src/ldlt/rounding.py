@@ -34,7 +34,7 @@ precision of the network: both readings are covered, as in certificates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -62,8 +62,6 @@ ACCURACY = 2.0**-50
 """Assumed relative error of the elementary functions in float64."""
 
 Array = NDArray[np.float64]
-Read = Callable[[float], Ball]
-Rule = Callable[[Any, Ball, Read], Ball]
 
 _POINTS = "points"
 _LARGEST = 1024  # of the smaller side of a matrix whose spectral norm is bounded by a factorisation
@@ -250,15 +248,13 @@ class _Evaluation(Maps):
             return _Value.of(Ball(mixture.mid, add_up(mixture.radius, passed[slopes.mixed])), norm)
         if slopes.mixed is not None:
             return _Value.of(_sorted(activation, node.shape, value.ball, slopes.mixed), value.norm)
-        kind = activations._find(activation, _RULES)
-        if kind is None:
-            raise GraphError(
-                f"node '{node.name}': the rounding of {type(activation).__name__} is not known; forward_error needs "
-                "activations of ldlt.activations.ELEMENTWISE, GroupSort or MaxMin"
-            )
+        functions = _Balls(self.enclosed.number)
 
         def at(points: Array) -> Ball:
-            return _RULES[kind](activation, Ball.exact(points), self.enclosed.number)
+            try:
+                return activations.enclose(activation, Ball.exact(points), functions)
+            except GraphError as error:
+                raise GraphError(f"node '{node.name}': {error}") from error
 
         mid, old = value.ball.mid, value.ball.rad
         own = at(mid)
@@ -311,9 +307,10 @@ def _softmax(points: Array, mixed: NDArray[np.int64]) -> Ball:
     """``exp(v − max v)`` over its sum, group by group, at exact points."""
     largest = np.full((mixed.max() + 1, points.shape[1]), -np.inf)
     np.maximum.at(largest, mixed, points)
-    top = _function(torch.exp, Ball.exact(points) - Ball.exact(largest[mixed]))
+    functions = _Balls(Ball.exact)
+    top = functions.exp(Ball.exact(points) - Ball.exact(largest[mixed]))
     groups = Ball.exact((np.arange(mixed.max() + 1)[:, None] == mixed).astype(np.float64))
-    return _ratio(top, (groups @ top)[mixed])
+    return functions.divide(top, (groups @ top)[mixed])
 
 
 def _sorted(activation: nn.Module, shape: tuple[int, ...], value: Ball, mixed: NDArray[np.int64]) -> Ball:
@@ -327,7 +324,93 @@ def _sorted(activation: nn.Module, shape: tuple[int, ...], value: Ball, mixed: N
     return Ball(mid, largest[mixed])
 
 
-# ------------------------------------------------------------------------------------------- elementary functions
+# -- elementary functions ----------------------------------------------------------------------------------------------
+
+
+class _Balls:
+    """The elementary functions of :class:`ldlt.activations.Functions`, of balls.
+
+    Args:
+        read: Encloses a number of the program in all its readings.
+    """
+
+    def __init__(self, read: Callable[[float], Ball]) -> None:
+        self.read = read
+
+    def constant(self, value: float) -> Ball:
+        if value * 2.0**10 == round(value * 2.0**10) and abs(value) <= 2.0**10:
+            return Ball.exact(value)
+        return Ball.between(np.nextafter(value, -np.inf), np.nextafter(value, np.inf))
+
+    def number(self, value: float, rounded: bool = False) -> Ball:
+        found = self.read(value)
+        if not rounded:
+            return found
+        return Ball(found.mid, add_up(found.radius, 2 * UNIT * np.abs(found.mid), np.float64(TINY)))
+
+    def channels(self, weight: Tensor, x: Ball) -> Ball:
+        values = weight.detach().double().cpu().numpy().reshape(-1)
+        return Ball.exact(np.repeat(values, x.shape[0] // len(values))[:, None])
+
+    def clip(self, x: Ball, low: Ball | None = None, high: Ball | None = None) -> Ball:
+        """It moves no further than ``x`` and the limits do."""
+        mid, rad = x.mid, x.radius
+        if low is not None:
+            mid, rad = np.maximum(mid, low.mid), np.maximum(rad, low.radius)
+        if high is not None:
+            mid, rad = np.minimum(mid, high.mid), np.maximum(rad, high.radius)
+        return Ball(mid, rad)
+
+    def split(self, x: Ball, right: Ball, left: Ball) -> Ball:
+        """Both where the sign is not known."""
+        sure = (np.abs(x.mid) > x.radius) | (x.radius == 0)
+        found = _choose(x.mid >= 0, right, left)
+        if bool(sure.all()):
+            return found
+        other = _choose(x.mid >= 0, left, right)
+        reach = add_up(np.nextafter(np.abs(other.mid - found.mid), np.inf), other.radius)
+        return Ball(found.mid, np.where(sure, found.radius, np.maximum(found.radius, reach)))
+
+    def divide(self, x: Ball, y: Ball) -> Ball:
+        r""":math:`|a'/b' - q| \le (r_a + |q|r_b)/|b'|` around ``q = a/b``, and one rounding."""
+        if y.rad is None and bool((np.abs(np.frexp(y.mid)[0]) == 0.5).all()):  # a power of two
+            return x * Ball.exact(1 / y.mid)
+        mid: Array = x.mid / y.mid
+        size = np.nextafter(np.abs(mid), np.inf)
+        least = np.nextafter(np.abs(y.mid) - y.radius, -np.inf)
+        spread = divide_up(add_up(x.radius, multiply_up(size, y.radius)), np.maximum(least, 0.0))
+        return Ball(mid, np.where(least > 0, add_up(2 * UNIT * size, spread, np.float64(TINY)), np.inf))
+
+    def abs(self, x: Ball) -> Ball:
+        return Ball(np.abs(x.mid), x.rad)
+
+    def exp(self, x: Ball) -> Ball:
+        return _function(torch.exp, x, _steepest(x))
+
+    def expm1(self, x: Ball) -> Ball:
+        return _function(torch.expm1, x, _steepest(x))
+
+    def log1p(self, x: Ball) -> Ball:
+        """Slope ``1/(1 + x)``."""
+        least = np.nextafter(1 + np.nextafter(x.mid - x.radius, -np.inf), -np.inf)
+        return _function(torch.log1p, x, np.where(least > 0, divide_up(1.0, np.maximum(least, 0.0)), np.inf))
+
+    def tanh(self, x: Ball) -> Ball:
+        """Slope ``sech² ≤ 4exp(−2|ξ|)``, ``ξ`` in the ball: without it, large arguments would keep their errors."""
+        nearest = np.maximum(np.abs(x.mid) - x.radius, 0.0)
+        return _function(torch.tanh, x, np.minimum(1.0, 4.001 * np.exp(-2 * nearest) + 1e-300))
+
+    def erf(self, x: Ball) -> Ball:
+        return _function(torch.erf, x, 1.13)  # 2/√π
+
+    def atan(self, x: Ball) -> Ball:
+        return _function(torch.atan, x)
+
+    def sin(self, x: Ball) -> Ball:
+        return _wave(torch.sin, x)
+
+    def cos(self, x: Ball) -> Ball:
+        return _wave(torch.cos, x)
 
 
 def _function(function: Callable[[Tensor], Tensor], x: Ball, slope: Any = 1.0) -> Ball:
@@ -338,181 +421,16 @@ def _function(function: Callable[[Tensor], Tensor], x: Ball, slope: Any = 1.0) -
 
 
 def _wave(function: Callable[[Tensor], Tensor], x: Ball) -> Ball:
-    """Sine or cosine of exact arguments: small values come from a reduction, hence the absolute error."""
+    """Sine or cosine: small values come from a reduction, hence the absolute error."""
     mid: Array = function(torch.tensor(x.mid)).numpy()
-    return Ball(mid, np.full(mid.shape, ACCURACY))
+    return Ball(mid, add_up(np.full(mid.shape, ACCURACY), x.radius))
 
 
-def _tanh(x: Ball) -> Ball:
-    """Slope ``sech² ≤ 4exp(−2|ξ|)``, ``ξ`` in the ball: without it, large arguments would keep their large errors."""
-    nearest = np.maximum(np.abs(x.mid) - x.radius, 0.0)
-    slope = np.minimum(1.0, 4.001 * np.exp(-2 * nearest) + 1e-300)
-    return _function(torch.tanh, x, slope)
-
-
-def _absolute(x: Ball) -> Ball:
-    return Ball(np.abs(x.mid), x.rad)
+def _steepest(x: Ball) -> Array:
+    """The exponential at the upper ends, rounded upwards."""
+    top: Array = torch.exp(torch.tensor(np.nextafter(x.mid + x.radius, np.inf))).numpy()
+    return multiply_up(top, 1 + 2 * ACCURACY)  # type: ignore[no-any-return]
 
 
 def _choose(mask: NDArray[np.bool_], yes: Ball, no: Ball) -> Ball:
     return Ball(np.where(mask, yes.mid, no.mid), np.where(mask, yes.radius, no.radius))
-
-
-def _ratio(top: Ball, bottom: Ball) -> Ball:
-    r"""``a / b`` with ``b ≥ 1``: :math:`|a'/b' - q| \le (r_a + |q|r_b)/b'` around ``q = a/b``, and one rounding."""
-    mid: Array = top.mid / bottom.mid
-    size = np.abs(mid)
-    least = np.maximum(np.nextafter(bottom.mid - bottom.radius, -np.inf), 1.0)
-    spread = divide_up(add_up(top.radius, multiply_up(size, bottom.radius)), least)
-    return Ball(mid, add_up(2 * UNIT * size, spread, np.float64(TINY)))
-
-
-def _near(value: float) -> Ball:
-    """A constant of which ``value`` is the nearest float."""
-    return Ball.between(np.nextafter(value, -np.inf), np.nextafter(value, np.inf))
-
-
-def _inverse(value: Ball) -> Ball:
-    """``1 / value`` of a number of the program."""
-    if not np.abs(value.mid) > value.radius:  # it vanishes in some reading
-        return Ball(np.zeros(()), np.array(np.inf))
-    if value.rad is None and np.abs(np.frexp(value.mid)[0]) == 0.5:  # a power of two
-        return Ball.exact(1 / value.mid)
-    ends = [1 / (value.mid + s * value.radius) for s in (-1, 1)]
-    slack = 4 * UNIT * np.abs(ends).max()  # the end points and the quotients are rounded
-    return Ball.between(min(ends) - slack, max(ends) + slack)
-
-
-_ONE, _THREE, _HALF = Ball.exact(1.0), Ball.exact(3.0), Ball.exact(0.5)
-_SIXTH = _near(1 / 6)
-_SQRT_HALF = _near(0.70710678118654752440)
-_SQRT_2_PI = _near(0.79788456080286535588)  # √(2/π)
-_GELU = _near(0.044715)
-_SELU_SCALE, _SELU_ALPHA = _near(1.0507009873554804934193349852946), _near(1.6732632423543772848170429916717)
-
-
-# ------------------------------------------------------------------------------------- activations at exact points
-
-
-def _clip(x: Ball, low: Ball | None, high: Ball | None) -> Ball:
-    """``min(max(x, low), high)`` moves no further than ``x`` and the limits do."""
-    mid, rad = x.mid, x.radius
-    if low is not None:
-        mid, rad = np.maximum(mid, low.mid), np.maximum(rad, low.radius)
-    if high is not None:
-        mid, rad = np.minimum(mid, high.mid), np.maximum(rad, high.radius)
-    return Ball(mid, rad)
-
-
-def _clamp(module: activations.Clamp, x: Ball, read: Read) -> Ball:
-    low, high = (None if limit is None else read(limit) for limit in (module.min, module.max))
-    return _clip(x, low, high)
-
-
-def _leaky(x: Ball, slope: Ball) -> Ball:
-    return _choose(x.mid >= 0, x, slope * x)
-
-
-def _prelu(module: nn.PReLU, x: Ball, read: Read) -> Ball:
-    weight = module.weight.detach().double().cpu().numpy().reshape(-1)
-    return _leaky(x, Ball.exact(np.repeat(weight, x.shape[0] // len(weight))[:, None]))
-
-
-def _rrelu(module: nn.RReLU, x: Ball, read: Read) -> Ball:
-    if module.training and module.lower != module.upper:
-        raise GraphError("RReLU in training mode is random: there is nothing to compare its outputs with")
-    mean = read((module.lower + module.upper) / 2)
-    return _leaky(x, Ball(mean.mid, add_up(mean.radius, 2 * UNIT * np.abs(mean.mid), np.float64(TINY))))
-
-
-def _exponential(x: Ball) -> Ball:
-    """``exp(x) − 1`` below zero, where its slopes are at most one; zero above."""
-    return _function(torch.expm1, Ball(np.minimum(x.mid, 0.0), x.rad))
-
-
-def _elu(module: nn.ELU, x: Ball, read: Read) -> Ball:
-    return _choose(x.mid > 0, x, read(module.alpha) * _exponential(x))
-
-
-def _celu(module: nn.CELU, x: Ball, read: Read) -> Ball:
-    alpha = read(module.alpha)
-    return _choose(x.mid > 0, x, alpha * _exponential(x * _inverse(alpha)))
-
-
-def _selu(module: nn.SELU, x: Ball, read: Read) -> Ball:
-    return _SELU_SCALE * _choose(x.mid > 0, x, _SELU_ALPHA * _exponential(x))
-
-
-def _sigmoid(x: Ball) -> Ball:
-    """``1/(1 + t)`` or ``t/(1 + t)`` with ``t = exp(−|x|)``: accurate on both sides."""
-    t = _function(torch.exp, -_absolute(x))
-    return _ratio(_choose(x.mid >= 0, Ball.exact(np.ones(x.shape)), t), _ONE + t)
-
-
-def _softplus(x: Ball) -> Ball:
-    """``max(x, 0) + log(1 + exp(−|x|))``: without the jump that PyTorch makes at its threshold."""
-    t = _function(torch.exp, -_absolute(x))
-    return Ball(np.maximum(x.mid, 0.0), x.rad) + _function(torch.log1p, t)
-
-
-def _softplus_of(module: nn.Softplus, x: Ball, read: Read) -> Ball:
-    beta = read(module.beta)
-    return _softplus(beta * x) * _inverse(beta)
-
-
-def _gelu(module: nn.GELU, x: Ball, read: Read) -> Ball:
-    if module.approximate == "tanh":
-        inner = _tanh(_SQRT_2_PI * (x + _GELU * (x * x * x)))
-    else:
-        inner = _function(torch.erf, x * _SQRT_HALF, 1.13)  # 2/√π
-    return (_HALF * x) * (_ONE + inner)
-
-
-def _hardsigmoid(x: Ball) -> Ball:
-    return _SIXTH * _clip(x + _THREE, Ball.exact(0.0), Ball.exact(6.0))
-
-
-def _softshrink(module: nn.Softshrink, x: Ball, read: Read) -> Ball:
-    limit = read(module.lambd)
-    return x - _clip(x, -limit, limit)
-
-
-def _hardtanh(module: nn.Hardtanh, x: Ball, read: Read) -> Ball:
-    return _clip(x, read(module.min_val), read(module.max_val))
-
-
-def _identity(module: nn.Module, x: Ball, read: Read) -> Ball:
-    return x
-
-
-_RULES: Mapping[type[nn.Module], Rule] = {
-    activations.Abs: lambda m, x, read: _absolute(x),
-    activations.Atan: lambda m, x, read: _function(torch.atan, x),
-    activations.Clamp: _clamp,
-    activations.Cos: lambda m, x, read: _wave(torch.cos, x),
-    activations.Sin: lambda m, x, read: _wave(torch.sin, x),
-    nn.CELU: _celu,
-    nn.ELU: _elu,
-    nn.GELU: _gelu,
-    nn.Hardshrink: _identity,  # with lambd = 0; others are refused
-    nn.Hardsigmoid: lambda m, x, read: _hardsigmoid(x),
-    nn.Hardswish: lambda m, x, read: x * _hardsigmoid(x),
-    nn.Hardtanh: _hardtanh,
-    nn.Identity: _identity,
-    nn.LeakyReLU: lambda m, x, read: _leaky(x, read(m.negative_slope)),
-    nn.LogSigmoid: lambda m, x, read: -_softplus(-x),
-    nn.Mish: lambda m, x, read: x * _tanh(_softplus(x)),
-    nn.PReLU: _prelu,
-    nn.ReLU: lambda m, x, read: _clip(x, Ball.exact(0.0), None),
-    nn.ReLU6: _hardtanh,
-    nn.RReLU: _rrelu,
-    nn.SELU: _selu,
-    nn.SiLU: lambda m, x, read: x * _sigmoid(x),
-    nn.Sigmoid: lambda m, x, read: _sigmoid(x),
-    nn.Softplus: _softplus_of,
-    nn.Softshrink: _softshrink,
-    nn.Softsign: lambda m, x, read: _ratio(x, _ONE + _absolute(x)),
-    nn.Tanh: lambda m, x, read: _tanh(x),
-    nn.Tanhshrink: lambda m, x, read: x - _tanh(x),
-    nn.Threshold: lambda m, x, read: _clip(x, read(m.threshold), None),
-}

@@ -28,7 +28,6 @@ from ldlt import activations
 from ldlt.certificates.enclosed import doubles
 from ldlt.certificates.problem import Problem, global_slopes, push
 from ldlt.certificates.region import Region
-from ldlt.certificates.slopes import slope_range
 from ldlt.errors import ShapeError
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
 
@@ -124,7 +123,8 @@ class _Forms:
         self.found.low[node.name], self.found.high[node.name] = nominal - reach, nominal + reach
         member = activations.mixed(activation, node.shape)
         if member is None:
-            low, high = slope_range(activation, nominal - reach, nominal + reach, global_slopes(node, self.module))
+            bounds = global_slopes(node, self.module)
+            low, high = activations.slope_range(activation, nominal - reach, nominal + reach, bounds)
             self.found.slopes[node.name] = (low, high)
             center, noise = (high + low) / 2, (high - low) / 2 * reach
         else:

@@ -506,8 +506,10 @@ class _Grids:
         """Where a group's rows lie, on the given grid or, if they lie differently in its cells, in a single cell."""
         shape = self.images[group.value] if cells is not None else (self.graph[group.value].features,)
         shared, count = self._shared(group), math.prod(cells or ())
-        if shape is None or group.size % count:
+        misfit = shape is None or (cells is not None and not _divides(shape[1:], cells))
+        if misfit or group.size % count:  # no image, or one of a coarser grid
             return self._place(group, None)
+        assert shape is not None
         cell, where = cell_rows(shape, cells)
         rows = torch.arange(len(cell)) if group.rows is None else torch.tensor(group.rows)
         order = torch.argsort(cell[rows], stable=True).reshape(count, -1)
@@ -530,6 +532,10 @@ class _Grids:
             None if shared is None else shared[order[0]],
             shared,
         )
+
+
+def _divides(pixels: tuple[int, ...], cells: tuple[int, ...]) -> bool:
+    return len(pixels) == len(cells) and all(n % c == 0 for n, c in zip(pixels, cells, strict=True))
 
 
 def _same_in_cells(cell: Tensor, where: Tensor) -> Tensor | None:

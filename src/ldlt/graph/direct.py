@@ -7,17 +7,19 @@ else is in a module leaves it to :func:`~ldlt.graph.trace.trace`.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from ldlt import activations
 from ldlt.errors import LdltError
+from ldlt.graph.builder import Builder
+from ldlt.graph.checks import check_graph, hooks_of, require_finite
 from ldlt.graph.convolution import Spec
-from ldlt.graph.nodes import BATCH, Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire
-from ldlt.graph.trace import check_graph, hooks_of, require_finite
+from ldlt.graph.nodes import Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire
 
 __all__ = ["known_graph"]
 
@@ -33,92 +35,74 @@ class _UnknownError(Exception):
 class _Symbol:
     """A value of the graph, in place of a batch."""
 
-    def __init__(self, builder: _Builder, name: str) -> None:
+    def __init__(self, builder: _Direct, name: str) -> None:
         self.builder, self.name = builder, name
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Feature shape."""
+        return self.builder.nodes[self.name].shape
+
     def __add__(self, other: object) -> _Symbol:
-        left, nodes = self.builder.nodes[self.name], self.builder.nodes
-        if not isinstance(other, _Symbol) or nodes[other.name].shape != left.shape:
+        if not isinstance(other, _Symbol) or other.shape != self.shape:
             raise _UnknownError
-        own = {"args": (Ref(0), Ref(1)), "role": "sum", "scales": (1.0, 1.0)}
-        name = self.builder.named("add")
-        return self.builder.put(Wire(name, left.shape, (self.name, other.name), "aten.add.Tensor", **own))  # type: ignore[arg-type]
-
-
-class _Builder:
-    """Collects nodes."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.nodes: dict[str, Node] = {}
-
-    def named(self, operation: str) -> str:
-        """A name for a value that no layer of torch.nn makes."""
-        name, again = operation, 0
-        while name in self.nodes:
-            again += 1
-            name = f"{operation}_{again}"
-        return name
-
-    def put(self, node: Node) -> _Symbol:
-        if node.name in self.nodes:  # a layer that is used twice, or names that meet
-            raise _UnknownError
-        self.nodes[node.name] = node
-        return _Symbol(self, node.name)
-
-    def layer(self, path: str, layer: Any, x: _Symbol) -> _Symbol:
-        """What a layer makes of a value."""
-        kind, shape = type(layer), self.nodes[x.name].shape
-        name = path.replace(".", "_")
-        name = f"_{name}" if name[:1].isdigit() else name
-        if not isinstance(x, _Symbol) or not name:
-            raise _UnknownError
-        if kind in _SAME:
-            return x
-        if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1) and len(shape) > 1:
-            count = torch.Size(shape).numel()
-            args = (Ref(0), [BATCH, count])
-            return self.put(Wire(name, (count,), (x.name,), "aten.view.default", args, role="order"))
-        if kind is nn.Linear and shape == (layer.in_features,):
-            return self.put(Affine(name, (layer.out_features,), (x.name,), **_tensors(path, layer)))
-        if kind in _CONVOLUTIONS:
-            return self._convolution(name, path, cast(Any, layer), x, shape)
-        if "ldlt_standardise" in kind.__dict__:
-            return self._standardised(path, x, shape)
-        if kind in (nn.Linear, nn.Flatten) or getattr(layer, "inplace", False):
-            raise _UnknownError
-        return self.put(Activation(name, shape, (x.name,), path=path))
-
-    def _convolution(self, name: str, path: str, layer: Any, x: _Symbol, shape: tuple[int, ...]) -> _Symbol:
-        spec, dims = Spec.of(layer), layer.weight.ndim - 2
-        circular = spec.mode == "circular" and all(n > 0 for n in spec.border)
-        if isinstance(spec.padding, str) or not (circular or spec.mode == "zeros") or len(shape) != dims + 1:
-            raise _UnknownError
-        if circular:
-            spec = Spec(**{**spec.__dict__, "padding": (0,) * dims})
-        if not spec.transposed:
-            spec = Spec(**{**spec.__dict__, "output_padding": ()})
-        kernel = tuple(layer.weight.shape[2:])
-        result = spec.run(torch.empty(1, *shape, device="meta"), torch.empty(layer.weight.shape, device="meta"))
-        outputs = tuple(result.shape[1:])
-        if spec.cells(kernel, shape, outputs) is None:
-            raise _UnknownError
-        return self.put(Convolution(name, outputs, (x.name,), spec=spec, kernel=kernel, **_tensors(path, layer)))
-
-    def _standardised(self, path: str, x: _Symbol, shape: tuple[int, ...]) -> _Symbol:
-        args = (Ref(0), Attr(f"{path}.mean"))
-        shifted = Wire(self.named("sub"), shape, (x.name,), "aten.sub.Tensor", args, role="sum", scales=(1.0,))
-        self.put(shifted)
-        return self.put(
-            Wire(self.named("div"), shape, (shifted.name,), "aten.div.Tensor", (Ref(0), Attr(f"{path}.scale")))
+        parents, args = (self.name, other.name), (Ref(0), Ref(1))
+        name = self.builder.unique("add")
+        return self.builder.symbol(
+            Wire(name, self.shape, parents, "aten.add.Tensor", args, role="sum", scales=(1.0, 1.0))
         )
 
 
-def _tensors(path: str, layer: Any) -> dict[str, Any]:
-    """The tensors of a layer by their roles; its weight must be free."""
+class _Direct(Builder):
+    """Adds the nodes of layers."""
+
+    def symbol(self, node: Node) -> _Symbol:
+        """Add a value; names that meet are left to the tracer."""
+        return _Symbol(self, self.put(node))
+
+    def layer(self, path: str, layer: Any, x: _Symbol) -> _Symbol:
+        """What a layer makes of a value."""
+        kind, name = type(layer), path.replace(".", "_")
+        name = f"_{name}" if name[:1].isdigit() else name
+        if not isinstance(x, _Symbol) or not name or getattr(layer, "inplace", False):
+            raise _UnknownError
+        if kind in _SAME:
+            return x
+        if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1) and len(x.shape) > 1:
+            return _Symbol(self, self.view(name, x.name, (self.nodes[x.name].features,)))
+        if kind is nn.Linear and x.shape == (layer.in_features,):
+            return self.symbol(Affine(name, (layer.out_features,), (x.name,), *_tensors(path, layer)))
+        if kind in _CONVOLUTIONS:
+            return self.symbol(self._convolution(name, path, layer, x))
+        if "ldlt_standardise" in kind.__dict__:
+            args = (Ref(0), Attr(f"{path}.mean"))
+            names = self.unique("sub"), self.unique("div")
+            self.put(Wire(names[0], x.shape, (x.name,), "aten.sub.Tensor", args, role="sum", scales=(1.0,)))
+            return self.symbol(Wire(names[1], x.shape, names[:1], "aten.div.Tensor", (Ref(0), Attr(f"{path}.scale"))))
+        if kind in (nn.Linear, nn.Flatten):
+            raise _UnknownError
+        return self.symbol(Activation(name, x.shape, (x.name,), path=path))
+
+    def _convolution(self, name: str, path: str, layer: Any, x: _Symbol) -> Convolution:
+        spec, kernel = Spec.of(layer), tuple(layer.weight.shape[2:])
+        circular = spec.mode == "circular" and all(n > 0 for n in spec.border)
+        if isinstance(spec.padding, str) or not (circular or spec.mode == "zeros") or len(x.shape) != spec.dims + 1:
+            raise _UnknownError
+        padding = (0,) * spec.dims if circular else spec.padding
+        outputs_padding = spec.output_padding if spec.transposed else ()
+        spec = dataclasses.replace(spec, padding=padding, output_padding=outputs_padding)
+        tried = spec.run(torch.empty(1, *x.shape, device="meta"), torch.empty(layer.weight.shape, device="meta"))
+        outputs = tuple(tried.shape[1:])
+        if spec.cells(kernel, x.shape, outputs) is None:
+            raise _UnknownError
+        return Convolution(name, outputs, (x.name,), *_tensors(path, layer), spec=spec, kernel=kernel)
+
+
+def _tensors(path: str, layer: Any) -> tuple[str, str | None]:
+    """Paths of weight and bias of a layer; its weight must be free."""
     if not layer.weight.requires_grad or 0 in layer.weight.shape:
         raise _UnknownError
-    return {"weight": f"{path}.weight", "bias": None if layer.bias is None else f"{path}.bias"}
+    return f"{path}.weight", None if layer.bias is None else f"{path}.bias"
 
 
 def _is_leaf(layer: nn.Module) -> bool:
@@ -146,22 +130,15 @@ def known_graph(module: nn.Module, shape: tuple[int, ...]) -> Graph | None:
         GraphError: A parameter is not finite.
     """
     tensors = [t for m in module.modules() for t in m._parameters.values() if t is not None]
-    if (
-        hooks_of(module)
-        or len({id(t) for t in tensors}) != len(tensors)
-        or any(type(t) is not nn.Parameter for t in tensors)
-    ):
-        return None
-    if len({t.dtype for t in tensors}) != 1 or len({t.device for t in tensors}) != 1:
-        return None
-    builder, swapped = _Builder(module), []
     names = [*inspect.signature(module.forward).parameters]
-    if len(names) != 1:
+    shared = len({id(t) for t in tensors}) != len(tensors) or any(type(t) is not nn.Parameter for t in tensors)
+    mixed = len({t.dtype for t in tensors}) != 1 or len({t.device for t in tensors}) != 1
+    if hooks_of(module) or shared or mixed or len(names) != 1:
         return None
-    x = builder.put(Input(names[0], shape, ()))
+    builder, swapped = _Direct(module), []
+    x = builder.symbol(Input(names[0], shape, ()))
     try:
-        layers = [(path, layer) for path, layer in module.named_modules() if _is_leaf(layer)]
-        for path, layer in layers:
+        for path, layer in [(p, m) for p, m in module.named_modules() if _is_leaf(m)]:
             layer.__dict__["forward"] = lambda x, p=path, m=layer: builder.layer(p, m, x)
             swapped.append(layer)
         y = module(x)
@@ -176,9 +153,8 @@ def known_graph(module: nn.Module, shape: tuple[int, ...]) -> Graph | None:
     graph = Graph(tuple(builder.nodes.values()), y.name).pruned()
     try:
         for node in graph.activations:
-            activations.sector(node.resolve(module), node.shape[0])
-            activations.mixed(node.resolve(module), node.shape)
+            builder.suit(node)
     except LdltError:
-        return None  # the tracer says it with the name of the node
+        return None
     check_graph(module, graph)
     return graph

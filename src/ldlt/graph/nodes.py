@@ -189,7 +189,8 @@ class Wire(Node):
     @property
     def operation(self) -> str:
         """Name of the operation without its overload, the key of the table of operations."""
-        return self.target.split(".")[1]
+        space, name, _ = self.target.split(".")
+        return name if space == "aten" else f"{space}::{name}"
 
     @property
     def constants(self) -> list[str]:

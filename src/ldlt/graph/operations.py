@@ -2,7 +2,8 @@
 
 An entry is an :class:`Operation`: a rule that reads a node of the exported program into the graph, and what is known of
 its rounding. Rules are made by a few functions (:func:`moves`, :func:`mixes`, :func:`refused`, ...), so that most
-entries are one line. :func:`register_operation` adds entries.
+entries are one line. :func:`register_operation` adds entries. Activations have a table of their own,
+:data:`ldlt.activations.TABLE`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import torch
 from torch import fx, nn
 
 from ldlt import activations
-from ldlt.errors import LdltError, OptionError, UnsupportedOpError
+from ldlt.errors import LdltError, OptionError
 from ldlt.graph.convolution import Spec
-from ldlt.graph.nodes import BATCH, Activation, Affine, Attr, Constant, Convolution, Ref, Wire
+from ldlt.graph.nodes import Affine, Attr, Constant, Convolution, Ref, Wire
 
 if TYPE_CHECKING:
     from ldlt.graph.trace import Reader
 
-__all__ = ["TABLE", "Operation", "activates", "mixes", "moves", "refused", "register_operation"]
+__all__ = ["TABLE", "Operation", "activates", "find", "mixes", "moves", "refused", "register_operation", "same"]
 
 Rule = Callable[["Reader", fx.Node], None]
 
@@ -49,18 +50,30 @@ TABLE: dict[str, Operation] = {}
 
 
 def register_operation(names: str, rule: Rule, roundings: int | None = None, linear: bool = True) -> None:
-    """Add ATen operations to the table.
+    """Add operations to the table.
 
     Args:
-        names: Names without overloads, separated by spaces, such as ``"permute transpose"``.
+        names: Names of ATen operations without overloads, separated by spaces, such as ``"permute transpose"``; those
+            of other libraries with their namespace, ``"mine::scatter"``.
         rule: Made by :func:`moves`, :func:`mixes`, :func:`activates`, :func:`refused`, or a function of its own.
         roundings: See :class:`Operation`.
         linear: Likewise.
+
+    Raises:
+        OptionError: An argument is not of its kind.
     """
-    if not names.split() or not callable(rule):
+    if not isinstance(names, str) or not names.split() or not callable(rule):
         raise OptionError(f"an operation needs a name and a rule, not {names!r} and {rule!r}")
+    if roundings is not None and (type(roundings) is not int or roundings < 0):
+        raise OptionError(f"roundings of '{names}' must be a number of operations or None, not {roundings!r}")
     for name in names.split():
         TABLE[name] = Operation(rule, roundings, linear)
+
+
+def find(name: str) -> Operation | None:
+    """The entry of an operation: of the table, or of an activation that is called by this name."""
+    make = None if name in TABLE else activations.maker(name)
+    return TABLE.get(name) if make is None else Operation(activates(make), linear=False)
 
 
 # -- makers of rules ---------------------------------------------------------------------------------------------------
@@ -74,8 +87,8 @@ def moves(reader: Reader, node: fx.Node) -> None:
 def mixes(reader: Reader, node: fx.Node) -> None:
     """Linear in the one tensor that depends on the input; all others are constants."""
     if len(reader.live(node)) != 1:
-        raise UnsupportedOpError(
-            reader.label(node),
+        raise reader.refusal(
+            node,
             "a product or quotient of two functions of the input (gating, attention) has no global Lipschitz bound; "
             "use sums, concatenations, activations, and products with constants",
         )
@@ -92,32 +105,26 @@ def refused(reason: str) -> Rule:
     """Why an operation has no rule, and what to write instead."""
 
     def rule(reader: Reader, node: fx.Node) -> None:
-        raise UnsupportedOpError(reader.label(node), reason)
+        raise reader.refusal(node, reason)
 
     return rule
 
 
-def activates(make: Callable[..., nn.Module | None]) -> Rule:
+def activates(make: Callable[..., nn.Module]) -> Rule:
     """An elementwise or joint nonlinearity, as the module that ``make`` builds from its further arguments."""
 
     def rule(reader: Reader, node: fx.Node) -> None:
         source, *rest = node.args
         if any(isinstance(a, fx.Node) for a in (*rest, *node.kwargs.values())):
-            raise UnsupportedOpError(
-                reader.label(node),
+            raise reader.refusal(
+                node,
                 "an argument that fixes its slopes is a tensor and no number; use a number, or torch.nn.PReLU for "
                 "learned slopes",
             )
         try:
             module = make(*rest, **node.kwargs)
-        except LdltError as error:
-            raise UnsupportedOpError(reader.label(node), str(error)) from error
-        except (AssertionError, TypeError, ValueError) as error:
-            raise UnsupportedOpError(
-                reader.label(node), f"its arguments {tuple(rest)!r} do not fit: {error}"
-            ) from error
-        if module is None:
-            raise UnsupportedOpError(reader.label(node), "its arguments do not fit an activation")
+        except (LdltError, AssertionError, TypeError, ValueError) as error:
+            raise reader.refusal(node, f"its arguments {tuple(rest)!r} do not fit: {error}") from error
         reader.activation(node, source, module=module)
 
     return rule
@@ -132,56 +139,48 @@ def _sum(left: float, right: float) -> Rule:
     def rule(reader: Reader, node: fx.Node) -> None:
         alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
         if not isinstance(alpha, (int, float)):
-            raise UnsupportedOpError(reader.label(node), "alpha must be a number")
-        pairs = list(zip(node.args[:2], (left, right * alpha), strict=True))
-        live = [(a, s) for a, s in pairs if reader.is_live(a)]
-        shape = reader.shape(node)
-        if any(s == 0 or not math.isfinite(s) for _, s in live):  # no row of a free map can be told from zero
-            reader.wire(node, "linear", spread=shape)
+            raise reader.refusal(node, "alpha must be a number")
+        scales = [s for a, s in zip(node.args[:2], (left, right * alpha), strict=True) if reader.is_live(a)]
+        if any(s == 0 or not math.isfinite(s) for s in scales):  # no row of a free map can be told from zero
+            reader.wire(node, "linear", spread=reader.shape(node))
         else:
-            reader.wire(node, "sum", scales=[s for _, s in live], spread=shape)
+            reader.wire(node, "sum", scales, spread=reader.shape(node))
 
     return rule
 
 
 def _times(reader: Reader, node: fx.Node) -> None:
     """A product with a number is a multiple, one with a constant tensor a diagonal map."""
-    live = [a for a in node.args if reader.is_live(a)]
-    numbers = [float(a) for a in node.args if isinstance(a, (int, float))]
-    _multiple(reader, node, live, numbers)
+    _multiple(reader, node, [float(a) for a in node.args if isinstance(a, (int, float))])
 
 
 def _over(reader: Reader, node: fx.Node) -> None:
     if not reader.is_live(node.args[0]):
-        raise UnsupportedOpError(
-            reader.label(node), "a quotient by a function of the input has no global Lipschitz bound"
-        )
+        raise reader.refusal(node, "a quotient by a function of the input has no global Lipschitz bound")
     if node.kwargs.get("rounding_mode") is not None:
-        raise UnsupportedOpError(reader.label(node), "a rounded quotient jumps; divide without rounding_mode")
-    live = [a for a in node.args if reader.is_live(a)]
-    numbers = [1 / float(a) if a else math.inf for a in node.args[1:2] if isinstance(a, (int, float))]
-    _multiple(reader, node, live, numbers)
+        raise reader.refusal(node, "a rounded quotient jumps; divide without rounding_mode")
+    _multiple(reader, node, [1 / float(a) if a else math.inf for a in node.args[1:2] if isinstance(a, (int, float))])
 
 
-def _multiple(reader: Reader, node: fx.Node, live: Sequence[Any], numbers: Sequence[float]) -> None:
+def _multiple(reader: Reader, node: fx.Node, numbers: Sequence[float]) -> None:
     if not all(map(math.isfinite, numbers)):
-        raise UnsupportedOpError(reader.label(node), "a factor is not a finite number")
-    if len(live) == 1 and len(numbers) == 1 and numbers[0] != 0:
-        reader.wire(node, "sum", scales=numbers)
+        raise reader.refusal(node, "a factor is not a finite number")
+    if len(reader.live(node)) == 1 and len(numbers) == 1 and numbers[0] != 0:
+        reader.wire(node, "sum", numbers)
     else:
         mixes(reader, node)
 
 
 def _negative(reader: Reader, node: fx.Node) -> None:
-    reader.wire(node, "sum", scales=[-1.0])
+    reader.wire(node, "sum", [-1.0])
 
 
 def _lerp(reader: Reader, node: fx.Node) -> None:
     """``(1 − w) a + w b``."""
     weight = node.args[2]
     if not isinstance(weight, (int, float)) or len(reader.live(node)) != 2 or weight in (0, 1):
-        raise UnsupportedOpError(reader.label(node), "write lerp as a sum of multiples, (1 - w) * a + w * b")
-    reader.wire(node, "sum", scales=[1 - weight, float(weight)], spread=reader.shape(node))
+        raise reader.refusal(node, "write lerp as a sum of multiples, (1 - w) * a + w * b")
+    reader.wire(node, "sum", [1 - weight, float(weight)], spread=reader.shape(node))
 
 
 # -- what is linear in several arguments, some of them constant --------------------------------------------------------
@@ -192,16 +191,15 @@ def _affine(reader: Reader, node: fx.Node) -> None:
     reader.split(node, role="rearrange")
 
 
-def _where(reader: Reader, node: fx.Node) -> None:
-    if reader.is_live(node.args[0]):
-        raise UnsupportedOpError(reader.label(node), "a choice that depends on the input jumps; use an activation")
-    reader.split(node, fixed=(0,), numbers=(1, 2))
+def _chosen(mask: int, numbers: tuple[int, ...]) -> Rule:
+    """A choice between values and numbers, by a mask in one of the places."""
 
+    def rule(reader: Reader, node: fx.Node) -> None:
+        if reader.is_live(node.args[mask]):
+            raise reader.refusal(node, "a choice that depends on the input jumps; use an activation")
+        reader.split(node, fixed=(mask,), numbers=numbers)
 
-def _masked_fill(reader: Reader, node: fx.Node) -> None:
-    if reader.is_live(node.args[1]):
-        raise UnsupportedOpError(reader.label(node), "a mask that depends on the input jumps; use an activation")
-    reader.split(node, fixed=(1,), numbers=(2,))
+    return rule
 
 
 def _pad(reader: Reader, node: fx.Node) -> None:
@@ -214,7 +212,7 @@ def _pad(reader: Reader, node: fx.Node) -> None:
 
 def _addmm(reader: Reader, node: fx.Node) -> None:
     if reader.is_live(node.args[1]) + reader.is_live(node.args[2]) != 1 or node.kwargs:
-        raise UnsupportedOpError(reader.label(node), "write it as  x @ matrix + bias")
+        raise reader.refusal(node, "write it as  x @ matrix + bias")
     reader.split(node, fixed=(1, 2))
 
 
@@ -223,180 +221,125 @@ def _addmm(reader: Reader, node: fx.Node) -> None:
 
 def _linear(reader: Reader, node: fx.Node) -> None:
     """``x W' + b``: free if ``W`` is a trained parameter that nothing else reads and x is a vector."""
-    source, weight = node.args[:2]
-    bias = node.args[2] if len(node.args) > 2 else None
-    if not reader.is_live(source) or reader.is_live(weight) or (bias is not None and reader.is_live(bias)):
+    source, weight, bias = [*node.args, None][:3]
+    if not reader.is_live(source) or reader.is_live(weight) or reader.is_live(bias):
         return mixes(reader, node)
     path = reader.free(weight)
     if path is None or len(reader.shape(source)) != 1:
         return reader.split(node, fixed=(1,))
     if 0 in reader.meta(weight).shape:
-        raise UnsupportedOpError(reader.label(node), "the layer has no features")
-    own = None if bias is None else reader.plain(bias)
-    reader.add(node, Affine(reader.label(node), reader.shape(node), (reader.name(source),), path, own))
-    return None
+        raise reader.refusal(node, "the layer has no features")
+    own = None if bias is None else reader.constant(bias).path
+    return reader.add(node, Affine(reader.label(node), reader.shape(node), (reader.name(source),), path, own))
+
+
+def _each(value: Any, dims: int) -> tuple[int, ...]:
+    """One number per dimension."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dims if len(values) == 1 else values
 
 
 def _convolution(transposed: bool) -> Rule:
     def rule(reader: Reader, node: fx.Node) -> None:
-        schema = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-        given = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}  # type: ignore[union-attr]
-        given |= dict(zip(schema, node.args, strict=False)) | node.kwargs
-        source, weight, bias = given["input"], given["weight"], given["bias"]
+        given = reader.given(node)
+        source, weight, bias, padding = (given[n] for n in ("input", "weight", "bias", "padding"))
         if not reader.is_live(source) or reader.is_live(weight):
             return mixes(reader, node)
-        dims = reader.meta(weight).ndim - 2
-        padded = reader.circular(source, node, dims)
-        path = reader.free(weight)
-        if path is None:
-            return reader.split(node, fixed=(1,))
-
-        def each(value: Any) -> tuple[int, ...]:
-            values = (value,) if isinstance(value, int) else tuple(value)
-            return values * dims if len(values) == 1 else values
-
-        padding = given["padding"] if isinstance(given["padding"], str) else each(given["padding"])
-        if padded is not None and (padding in ("valid", (0,) * dims)):
-            source, border = padded
-        else:
-            border = ()
+        dims, kernel = reader.meta(weight).ndim - 2, tuple(reader.meta(weight).shape[2:])
+        padding = padding if isinstance(padding, str) else _each(padding, dims)
+        border: tuple[int, ...] = ()
+        if padding in ("valid", (0,) * dims):
+            source, border = reader.circular(source, dims)
         spec = Spec(
-            dims=dims, stride=each(given["stride"]), padding=padding, dilation=each(given["dilation"]),
-            groups=given["groups"], transposed=transposed,
-            output_padding=each(given["output_padding"]) if transposed else (),
-            mode="circular" if border else "zeros", border=border,
+            dims, _each(given["stride"], dims), padding, _each(given["dilation"], dims), given["groups"], transposed,
+            _each(given["output_padding"], dims) if transposed else (), "circular" if border else "zeros", border,
         )  # fmt: skip
-        kernel = tuple(reader.meta(weight).shape[2:])
-        inputs, outputs = reader.shape(source), reader.shape(node)
+        path, inputs, outputs = reader.free(weight), reader.shape(source), reader.shape(node)
+        if path is None or len(inputs) != dims + 1:
+            return reader.split(node, fixed=(1,))
         whole = 1 in (math.prod(inputs[1:]), math.prod(outputs[1:]))  # all positions in a single cell
-        if len(inputs) != dims + 1 or (spec.cells(kernel, inputs, outputs) is None and not whole):
+        if not whole and spec.cells(kernel, inputs, outputs) is None:
             return reader.split(node, fixed=(1,))  # it treats the border unlike the rest: a given map
-        own = None if bias is None else reader.plain(bias)
-        reader.add(
-            node,
-            Convolution(
-                reader.label(node), outputs, (reader.name(source),), weight=path, bias=own, spec=spec, kernel=kernel
-            ),
-        )
-        return None
+        own = None if bias is None else reader.constant(bias).path
+        parents = (reader.name(source),)
+        return reader.add(node, Convolution(reader.label(node), outputs, parents, path, own, spec=spec, kernel=kernel))
 
     return rule
 
 
 def _batch_norm(reader: Reader, node: fx.Node) -> None:
     r"""``γ (x − μ)/√(v + ε) + β`` with the running statistics, in both modes: a diagonal map and a constant."""
-    schema = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(schema, node.args, strict=False)) | node.kwargs
+    given, name = reader.given(node), reader.label(node)
     mean, variance = given.get("running_mean"), given.get("running_var")
     if mean is None or variance is None:
-        raise UnsupportedOpError(
-            reader.label(node),
+        raise reader.refusal(
+            node,
             "normalisation by statistics of the input itself is not globally Lipschitz; use nn.BatchNorm with "
             "track_running_stats=True, or remove it (the network is normalised by construction)",
         )
     shape = reader.shape(given["input"])
-    along = [-1, *(1,) * (len(shape) - 1)]
-    name = reader.label(node)
 
     def keep(part: str, target: str, *args: Any) -> Attr:
         return reader.keep(f"{name}.{part}", Constant(f"aten.{target}", args))
 
     def column(part: str, arg: Any) -> Attr:
-        return keep(part, "view.default", reader.constant(arg), along)
+        return keep(part, "view.default", reader.constant(arg), [-1, *(1,) * (len(shape) - 1)])
 
-    shifted = keep("variance", "add.Scalar", column("own_variance", variance), given["eps"])
-    scale = keep("scale", "rsqrt.default", shifted)
+    scale = keep("scale", "rsqrt.default", keep("variance", "add.Scalar", column("own", variance), given["eps"]))
     if given["weight"] is not None:
         scale = keep("slope", "mul.Tensor", scale, column("weight", given["weight"]))
     shift = keep("shift", "mul.Tensor", column("mean", mean), scale)
-    inner = Wire(f"{name}__map", shape, (reader.name(given["input"]),), "aten.mul.Tensor", (Ref(0), scale))
-    reader.put(inner)
-    args: tuple[Any, ...] = (Ref(0), shift)
     if given["bias"] is not None:
-        args = (Ref(0), keep("offset", "sub.Tensor", shift, column("bias", given["bias"])))
-    outer = Wire(name, shape, (inner.name,), "aten.sub.Tensor", args, role="sum", scales=(1.0,))
+        shift = keep("offset", "sub.Tensor", shift, column("bias", given["bias"]))
+    inner = Wire(f"{name}__map", shape, (reader.name(given["input"]),), "aten.mul.Tensor", (Ref(0), scale))
+    args = (Ref(0), shift)
+    outer = Wire(name, shape, (reader.put(inner),), "aten.sub.Tensor", args, role="sum", scales=(1.0,))
     reader.put(outer)
-    reader.elements(node, lambda index: outer.name)
+    reader.elements(node, lambda index: name)  # the statistics that training returns, too, are not looked at
     if node.target is torch.ops.aten.batch_norm.default:
-        reader.place(node, outer.name)
+        reader.place(node, name)
 
 
 # -- maxima ------------------------------------------------------------------------------------------------------------
 
 
-def _windows(reader: Reader, node: fx.Node, source: str, index: torch.Tensor, shape: tuple[int, ...]) -> str:
+def _windows(reader: Reader, name: str, source: str, index: torch.Tensor, shape: tuple[int, ...]) -> str:
     """Maxima over the flattened features ``index`` (features of the result, k), repetitions allowed.
 
     A maximum is the first entry of the sorted window, and sorting moves no two vectors apart; a feature that is in
     several windows is copied first, which the rule carries as it does any linear operation.
     """
     count, width = index.shape
-    name, features = reader.label(node), math.prod(reader.nodes[source].shape)
-    flat = reader.put(
-        Wire(f"{name}__flat", (features,), (source,), "aten.view.default", (Ref(0), [BATCH, -1]), role="order")
-    )
+    flat = reader.view(f"{name}__flat", source, (reader.nodes[source].features,))
     table = reader.keep(f"{name}.windows", Constant(value=index.reshape(-1)))
-    spread = reader.put(
-        Wire(
-            f"{name}__windows",
-            (count * width,),
-            (flat,),
-            "aten.index_select.default",
-            (Ref(0), 1, table),
-            role="rearrange",
-        )
-    )
-    lines = (1, count * width)
-    stood = reader.put(
-        Wire(f"{name}__lines", lines, (spread,), "aten.view.default", (Ref(0), [BATCH, *lines]), role="order")
-    )
-    ordered = reader.put(Activation(f"{name}__sort", lines, (stood,), module=activations.WindowSort((width,))))
-    first = Wire(
-        f"{name}__first", (1, count), (ordered,), "aten.slice.Tensor", (Ref(0), 2, 0, 2**62, width), role="rearrange"
-    )
-    reader.put(first)
-    return reader.put(Wire(name, shape, (first.name,), "aten.view.default", (Ref(0), [BATCH, *shape]), role="order"))
-
-
-def _numbers(shape: Sequence[int]) -> torch.Tensor:
-    return torch.arange(math.prod(shape)).reshape(1, *shape)
+    spread = reader.move(f"{name}__windows", flat, "index_select.default", Ref(0), 1, table)
+    lines = reader.view(f"{name}__lines", spread, (1, count * width))
+    ordered = reader.activate(f"{name}__sort", lines, activations.WindowSort((width,)))
+    first = reader.move(f"{name}__first", ordered, "slice.Tensor", Ref(0), 2, 0, 2**62, width)
+    return reader.view(name, first, shape)
 
 
 def _max_pool(reader: Reader, node: fx.Node) -> None:
-    source = reader.name(node.args[0])
-    shape, result = reader.nodes[source].shape, reader.pooled(node)
+    name, source, given = reader.label(node), reader.name(node.args[0]), reader.given(node)
+    shape, result = reader.nodes[source].shape, reader.shape(node)
     dims = len(shape) - 1
-    options = [*node.args[1:], *([[]] * 5)]
-
-    def each(value: Any, default: Sequence[int]) -> list[int]:
-        values = [value] if isinstance(value, int) else list(value or default)
-        return values * dims if len(values) == 1 else values
-
-    window = each(options[0], ())
-    stride = each(options[1], window)
-    padding, dilation = each(options[2], [0]), each(options[3], [1])
+    window = _each(given["kernel_size"], dims)
+    stride = _each(given["stride"] or window, dims)
+    padding, dilation = _each(given["padding"], dims), _each(given["dilation"], dims)
     disjoint = window == stride and not any(padding) and set(dilation) == {1}
     if disjoint and all(n % w == 0 for n, w in zip(shape[1:], window, strict=True)):
-        name = reader.label(node)
-        ordered = reader.put(
-            Activation(f"{name}__sort", shape, (source,), module=activations.WindowSort(tuple(window)))
-        )
+        found = reader.activate(f"{name}__sort", source, activations.WindowSort(window))
         for d, w in enumerate(window):  # the first entry of each window
-            last = d == dims - 1
-            kept = (shape[0], *(n // k for n, k in zip(shape[1 : d + 2], window, strict=False)), *shape[d + 2 :])
-            args = (Ref(0), d + 2, 0, 2**62, w)
-            wire = Wire(
-                name if last else f"{name}__first{d}", kept, (ordered,), "aten.slice.Tensor", args, role="rearrange"
-            )
-            ordered = reader.put(wire)
-        return reader.result(node, ordered)
+            part = name if d == dims - 1 else f"{name}__first{d}"
+            found = reader.move(part, found, "slice.Tensor", Ref(0), d + 2, 0, 2**62, w)
+        return reader.result(node, found)
     axes = []
     for n, m, w, s, p, k in zip(shape[1:], result[1:], window, stride, padding, dilation, strict=True):
         at = torch.arange(m)[:, None] * s - p + torch.arange(w) * k  # (outputs, window)
         inside = (at >= 0) & (at < n)
         first = torch.where(inside, at, n).amin(1, keepdim=True)  # what is outside repeats an entry that is inside
         axes.append(torch.where(inside, at, first))
-    return reader.result(node, _windows(reader, node, source, _meet(shape, axes), result))
+    return reader.result(node, _windows(reader, name, source, _meet(shape, axes), result))
 
 
 def _meet(shape: Sequence[int], axes: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -411,116 +354,62 @@ def _meet(shape: Sequence[int], axes: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _adaptive_max_pool(reader: Reader, node: fx.Node) -> None:
     source = reader.name(node.args[0])
-    shape, result = reader.nodes[source].shape, reader.pooled(node)
+    shape, result = reader.nodes[source].shape, reader.shape(node)
     axes = []
     for n, m in zip(shape[1:], result[1:], strict=True):
         ends = [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)]
         width = max(b - a for a, b in ends)
         axes.append(torch.stack([torch.arange(width).clamp(max=b - a - 1) + a for a, b in ends]))
-    reader.result(node, _windows(reader, node, source, _meet(shape, axes), result))
+    reader.result(node, _windows(reader, reader.label(node), source, _meet(shape, axes), result))
 
 
 def _extreme(sign: int) -> Rule:
-    """Maximum or minimum over some dimensions, or of two values."""
+    """Maximum or minimum over some dimensions, or of two values of one shape."""
 
     def rule(reader: Reader, node: fx.Node) -> None:
-        first, *rest = node.args
-        if rest and isinstance(rest[0], fx.Node):
-            return _pairwise(reader, node, sign)
-        source = reader.name(first)
-        shape = reader.nodes[source].shape
-        axes = [rest[0]] if rest and isinstance(rest[0], int) else list(cast(Any, rest[0])) if rest else []
-        axes = sorted({a % (len(shape) + 1) for a in axes})
-        if not axes or 0 in axes:
-            raise UnsupportedOpError(
-                reader.label(node), "it mixes the samples of a batch; name the dimensions behind the batch"
-            )
-        numbers = _numbers(shape)
-        index = (
-            numbers.movedim(axes, list(range(-len(axes), 0)))
-            .flatten(-len(axes))
-            .reshape(-1, math.prod(numbers.shape[a] for a in axes))
-        )
-        if sign < 0:
-            source = _opposite(reader, node, source, "__negative")
-        result = _windows(reader, node, source, index, reader.pooled(node))
-        return reader.result(node, result if sign > 0 else _opposite(reader, node, result, "__back"))
+        name, shape, given = reader.label(node), reader.shape(node), [*node.args, None]
+        if isinstance(given[1], fx.Node):
+            if len(reader.live(node)) != 2 or any(reader.shape(a) != shape for a in given[:2]):
+                raise reader.refusal(
+                    node, "two functions of the input of one shape are expected; use clamp for numbers"
+                )
+            count = math.prod(shape)
+            parts = [reader.view(f"{name}__part{i}", reader.name(a), (count,)) for i, a in enumerate(given[:2])]
+            source = reader.move(f"{name}__both", parts, "cat.default", [Ref(0), Ref(1)], 1)
+            index = torch.arange(2 * count).reshape(2, count).T
+        else:
+            source = reader.name(given[0])
+            inner = reader.nodes[source].shape
+            asked = [given[1]] if isinstance(given[1], int) else cast(Any, given[1])
+            axes = sorted({a % (len(inner) + 1) - 1 for a in asked})
+            lines = torch.arange(math.prod(inner)).reshape(inner).movedim(axes, [*range(-len(axes), 0)])
+            index = lines.flatten(-len(axes)).reshape(-1, math.prod(inner[a] for a in axes))
+        source = source if sign > 0 else reader.opposite(f"{name}__negative", source)
+        found = _windows(reader, name, source, index, shape)
+        reader.result(node, found if sign > 0 else reader.opposite(f"{name}__back", found))
 
     return rule
 
 
 def _sort(reader: Reader, node: fx.Node) -> None:
     """Entries along one dimension in order: the lines are moved to the end, sorted, and moved back."""
-    schema = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(schema, node.args, strict=False)) | node.kwargs
-    source = reader.name(given["self"])
-    shape = reader.nodes[source].shape
-    axis = given.get("dim", -1) % (len(shape) + 1)
-    if axis == 0:
-        raise UnsupportedOpError(reader.label(node), "it mixes the samples of a batch")
+    given, name = reader.given(node), reader.label(node)
+    found = reader.name(given["self"])
+    shape = reader.nodes[found].shape
+    axis = given["dim"] % (len(shape) + 1)
     order = [i for i in range(len(shape) + 1) if i != axis] + [axis]
-    label, lines = reader.label(node), tuple(shape[i - 1] for i in order[1:])
-    moved = Wire(f"{label}__lines", lines, (source,), "aten.permute.default", (Ref(0), order), role="rearrange")
-    window = (*(1 for _ in lines[1:]), lines[-1]) if len(lines) > 1 else (lines[-1],)
-    stood = reader.put(moved)
-    if len(lines) == 1:
-        lines = (1, *lines)
-        stood = reader.put(
-            Wire(f"{label}__line", lines, (stood,), "aten.view.default", (Ref(0), [BATCH, *lines]), role="order")
-        )
-    name = reader.put(Activation(f"{label}__sort", lines, (stood,), module=activations.WindowSort(window)))
-    if not given.get("descending", False):
-        name = reader.put(
-            Wire(f"{label}__flip", lines, (name,), "aten.flip.default", (Ref(0), [len(lines)]), role="rearrange")
-        )
-    back = sorted(range(len(order)), key=order.__getitem__)
+    found = reader.move(f"{name}__lines", found, "permute.default", Ref(0), order)
     if len(shape) == 1:
-        name = reader.put(Wire(label, shape, (name,), "aten.view.default", (Ref(0), [BATCH, *shape]), role="order"))
-    else:
-        name = reader.put(Wire(label, shape, (name,), "aten.permute.default", (Ref(0), back), role="rearrange"))
-    reader.result(node, name)
-
-
-def _opposite(reader: Reader, node: fx.Node, source: str, suffix: str) -> str:
-    name = reader.label(node) + suffix
-    return reader.put(
-        Wire(name, reader.nodes[source].shape, (source,), "aten.neg.default", (Ref(0),), role="sum", scales=(-1.0,))
-    )
-
-
-def _pairwise(reader: Reader, node: fx.Node, sign: int) -> None:
-    shape = reader.shape(node)
-    if len(reader.live(node)) != 2 or any(reader.shape(a) != shape for a in node.args[:2]):
-        raise UnsupportedOpError(
-            reader.label(node), "two functions of the input of one shape are expected; use clamp for numbers"
-        )
-    features = math.prod(shape)
-    parts = []
-    for place, arg in enumerate(node.args[:2]):
-        wire = Wire(
-            f"{reader.label(node)}__part{place}",
-            (features,),
-            (reader.name(arg),),
-            "aten.view.default",
-            (Ref(0), [BATCH, -1]),
-            role="order",
-        )
-        parts.append(reader.put(wire))
-    both = reader.put(
-        Wire(
-            f"{reader.label(node)}__both",
-            (2 * features,),
-            tuple(parts),
-            "aten.cat.default",
-            ([Ref(0), Ref(1)], 1),
-            role="rearrange",
-        )
-    )
-    if sign < 0:
-        both = _opposite(reader, node, both, "__negative")
-    index = torch.stack([torch.arange(features), torch.arange(features) + features], 1)
-    result = _windows(reader, node, both, index, shape)
-    reader.place(node, result if sign > 0 else _opposite(reader, node, result, "__back"))
+        found = reader.view(f"{name}__line", found, (1, *shape))
+    lines = reader.nodes[found].shape
+    window = activations.WindowSort((*(1 for _ in lines[2:]), lines[-1]))
+    found = reader.activate(f"{name}__sort", found, window)
+    if not given["descending"]:
+        found = reader.move(f"{name}__flip", found, "flip.default", Ref(0), [len(lines)])
+    if len(shape) == 1:
+        return reader.result(node, reader.view(name, found, shape))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return reader.result(node, reader.move(name, found, "permute.default", Ref(0), back))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -533,12 +422,8 @@ register_operation("mul multiply", _times, 0)
 register_operation("div divide true_divide", _over, 1)
 register_operation("lerp", _lerp, 2)
 
-register_operation(
-    "clone alias detach contiguous lift_fresh_copy _to_copy to dropout native_dropout feature_dropout",
-    same,
-    0,
-    linear=False,
-)
+register_operation("clone alias detach contiguous lift lift_fresh_copy _to_copy to", same, 0, linear=False)
+register_operation("dropout native_dropout feature_dropout", lambda reader, node: same(reader, node), 0, linear=False)  # noqa: PLW0108
 register_operation(
     "view reshape _unsafe_view flatten unflatten squeeze unsqueeze permute transpose t mT swapaxes swapdims movedim "
     "select slice narrow split split_with_sizes chunk tensor_split unbind index_select index flip roll rot90 "
@@ -559,8 +444,8 @@ register_operation("upsample_linear1d upsample_bilinear2d upsample_trilinear3d u
 
 register_operation("cat concat concatenate stack hstack vstack dstack column_stack", _affine, 0)
 register_operation("slice_scatter select_scatter copy", _affine, 0)
-register_operation("where", _where, 0)
-register_operation("masked_fill", _masked_fill, 0)
+register_operation("where", _chosen(0, (1, 2)), 0)
+register_operation("masked_fill", _chosen(1, (2,)), 0)
 register_operation("pad constant_pad_nd", _pad, 0)
 register_operation("addmm", _addmm, 0)
 
@@ -582,13 +467,6 @@ register_operation("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
 register_operation("amax max maximum fmax", _extreme(1), linear=False)
 register_operation("amin min minimum fmin", _extreme(-1), linear=False)
 
-for _name in activations.CALLS:
-    register_operation(
-        {"logsigmoid": "log_sigmoid"}.get(_name, _name), activates(activations.CALLS[_name]), linear=False
-    )
-for _name in ("softmax", "_softmax"):
-    register_operation(_name, activates(lambda dim, *_: nn.Softmax(dim)), linear=False)
-
 _HINTS = {
     "layer_norm native_layer_norm group_norm native_group_norm rms_norm instance_norm local_response_norm":
         "normalisation by statistics of its input is not globally Lipschitz; remove it, the network is normalised by "
@@ -601,9 +479,7 @@ _HINTS = {
         "a recurrent layer uses one matrix many times and multiplies gates; unroll the recursion with Linear layers",
     "embedding embedding_bag _embedding_bag": "an embedding is no function of a real vector; feed its output instead",
     "bilinear": "a bilinear map multiplies two functions of the input; use Linear layers",
-    "glu": "it multiplies one half of its input by a gate made from the other, so its slopes are unbounded; use an "
-        "elementwise activation such as SiLU",
-    "log_softmax _log_softmax logsumexp": "let the network end in logits and apply it outside of the certified map, as "
+    "logsumexp": "let the network end in logits and apply it outside of the certified map, as "
         "part of the loss",
     "exp exp2 pow square sqrt rsqrt reciprocal log log2 log10 log1p expm1 sinh cosh tan":
         "its slopes are unbounded; use an activation with bounded slopes",

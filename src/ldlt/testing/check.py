@@ -23,8 +23,10 @@ from torch.func import functional_call
 
 import ldlt
 from ldlt import reference
+from ldlt.errors import OptionError
+from ldlt.graph import Wire
 from ldlt.testing.hostile import PARAMETERS, Hostile, hostile_module, pick_kinds
-from ldlt.testing.moves import MOVES
+from ldlt.testing.moves import drawn_moves
 
 __all__ = [
     "Report",
@@ -311,7 +313,9 @@ def strained(net: ldlt.Lipschitz) -> bool:
     drawn, now = dict(twin.module.named_parameters()), dict(net.module.named_parameters())
     kept = [n for n, p in drawn.items() if type(explicit[n]) in (Tensor, nn.Parameter) and torch.equal(explicit[n], p)]
     norms = {n: float(now[n].detach().double().norm()) for n in kept}
-    decades = sum(abs(math.log10(v)) for n, v in norms.items() if v > 0 and not n.endswith("bias"))
+    graph = net.graph
+    read = Counter(p for n in graph.nodes if isinstance(n, Wire) for c in n.constants for p in graph.sources(c))
+    decades = sum(max(1, read[n]) * abs(math.log10(v)) for n, v in norms.items() if v > 0 and not n.endswith("bias"))
     decades += math.log10(max([1.0, *(v for n, v in norms.items() if n.endswith("bias"))]))
     return not decades < math.log10(torch.finfo(next(iter(now.values())).dtype).max) / 2
 
@@ -393,7 +397,7 @@ def check_certificate(
     return report
 
 
-# ------------------------------------------------------------------------------------------------ many of them
+# -- many of them ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -407,7 +411,6 @@ class Summary:
         violations: Seed and text.
         overflows: Seed and text.
         declined: Seed and text.
-        drawn: How many modules have a move.
         used: How many accepted modules have a move.
         steepest: Largest slope relative to its bound.
     """
@@ -418,14 +421,12 @@ class Summary:
     violations: list[tuple[int, str]] = field(default_factory=list)
     overflows: list[tuple[int, str]] = field(default_factory=list)
     declined: list[tuple[int, str]] = field(default_factory=list)
-    drawn: Counter[str] = field(default_factory=Counter)
     used: Counter[str] = field(default_factory=Counter)
     steepest: float = 0.0
 
     def add(self, drawn: Hostile, report: Report) -> None:
         """Count one module."""
         self.modules += 1
-        self.drawn.update(set(drawn.moves))
         if report.refusal is None:
             self.accepted += 1
             self.used.update(set(drawn.moves))
@@ -435,16 +436,10 @@ class Summary:
             getattr(self, name).extend((drawn.seed, text) for text in getattr(report, name))
         self.steepest = max(self.steepest, report.steepest)
 
-    def merge(self, other: Summary) -> None:
-        """Add the counts of another summary."""
-        for name in ("modules", "accepted", "refusals", "violations", "overflows", "declined", "drawn", "used"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.steepest = max(self.steepest, other.steepest)
-
     def __str__(self) -> str:
         lines = [f"{self.modules} modules, {self.accepted} accepted, steepest {self.steepest:.9g} of its bound"]
         lines += [f"refused {count:6d}  {reason}" for reason, count in self.refusals.most_common()]
-        rare = sorted(m.name for m in MOVES if not self.used[m.name])
+        rare = sorted(m.name for m in drawn_moves() if not self.used[m.name])
         lines += [f"moves in no accepted module: {', '.join(rare)}"] if rare else []
         for name in ("overflows", "declined", "violations"):
             found = getattr(self, name)
@@ -453,48 +448,54 @@ class Summary:
         return "\n".join(lines)
 
 
-def run_hostile(
-    seeds: Iterable[int],
-    kinds: Sequence[str] | int = tuple(PARAMETERS),
-    progress: Callable[[Summary], None] | None = None,
-    summary: Summary | None = None,
-) -> Summary:
+def run_hostile(seeds: Iterable[int], kinds: Sequence[str] | int = tuple(PARAMETERS)) -> Summary:
     """Draw and check a module for each seed.
 
     Args:
         seeds: Which modules.
         kinds: Kinds of parameters; a number takes that many for each module, by its seed.
-        progress: Called after each module.
-        summary: What to add to, so that an interrupted caller keeps what there is.
+
+    Raises:
+        OptionError: A seed is no number, or there is no such kind.
     """
-    summary = Summary() if summary is None else summary
-    for seed in seeds:
-        drawn = hostile_module(seed)
-        chosen = pick_kinds(seed, kinds) if isinstance(kinds, int) else kinds
-        report = check_module(drawn.module, drawn.input_shape, kinds=chosen, seed=seed, **drawn.options)
-        summary.add(drawn, report)
-        if progress is not None:
-            progress(summary)
-    return summary
+    known = 0 < kinds < len(PARAMETERS) if isinstance(kinds, int) else bool(kinds) and set(kinds) <= set(PARAMETERS)
+    if not known:
+        raise OptionError(f"kinds must be some of {', '.join(PARAMETERS)}, or how many of them; got {kinds!r}")
+
+    def check(drawn: Hostile) -> Report:
+        chosen = pick_kinds(drawn.seed, kinds) if isinstance(kinds, int) else kinds
+        return check_module(drawn.module, drawn.input_shape, kinds=chosen, seed=drawn.seed, **drawn.options)
+
+    return _run(seeds, check)
 
 
-def run_certificates(
-    seeds: Iterable[int], progress: Callable[[Summary], None] | None = None, summary: Summary | None = None
-) -> Summary:
+def run_certificates(seeds: Iterable[int]) -> Summary:
     """Draw a module for each seed, set its parameters to one kind, and check its certificate.
 
     Args:
         seeds: Which modules.
-        progress: Called after each module.
-        summary: What to add to.
+
+    Raises:
+        OptionError: A seed is no number.
     """
-    summary = Summary() if summary is None else summary
-    for seed in seeds:
-        drawn = hostile_module(seed)
-        kind = pick_kinds(seed, 1)[0]
+
+    def check(drawn: Hostile) -> Report:
+        kind = pick_kinds(drawn.seed, 1)[0]
         if kind not in ("trained", "loaded"):
-            PARAMETERS[kind](drawn.module, torch.Generator().manual_seed(seed))
-        summary.add(drawn, check_certificate(drawn.module, drawn.input_shape, seed=seed))
-        if progress is not None:
-            progress(summary)
+            PARAMETERS[kind](drawn.module, torch.Generator().manual_seed(drawn.seed))
+        return check_certificate(drawn.module, drawn.input_shape, seed=drawn.seed)
+
+    return _run(seeds, check)
+
+
+def _run(seeds: Iterable[int], check: Callable[[Hostile], Report]) -> Summary:
+    """What is found about the modules of some seeds."""
+    if not isinstance(seeds, Iterable):
+        raise OptionError(f"seeds must be numbers, such as range(10), not {seeds!r}")
+    summary = Summary()
+    for seed in seeds:
+        if type(seed) is not int:
+            raise OptionError(f"a seed must be a whole number, not {seed!r}")
+        drawn = hostile_module(seed)
+        summary.add(drawn, check(drawn))
     return summary

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ldlt.testing.moves import MOVES, Move, Shape
+from ldlt.testing.moves import Move, Shape, drawn_moves
 
 __all__ = ["PARAMETERS", "Hostile", "Program", "hostile_module", "pick_kinds"]
 
@@ -124,9 +124,10 @@ def _palette(rng: random.Random) -> list[list[Move]]:
     Most of the table is left out: a move that is refused does not get into every module, and those that are left meet
     each other more often than they would in the whole crowd.
     """
-    kinds = [k for k in sorted({m.kind for m in MOVES}) if rng.random() < (0.1 if k == "unbounded" else 0.6)]
-    chosen = [[m for m in MOVES if m.kind == k and rng.random() < 0.6] for k in kinds]
-    return [c for c in chosen if c] or [MOVES]
+    moves = drawn_moves()
+    kinds = [k for k in sorted({m.kind for m in moves}) if rng.random() < (0.1 if k == "unbounded" else 0.6)]
+    chosen = [[m for m in moves if m.kind == k and rng.random() < 0.6] for k in kinds]
+    return [c for c in chosen if c] or [moves]
 
 
 def _draw(

@@ -1,0 +1,107 @@
+"""The verbs with which a graph is made, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ldlt import activations
+from ldlt.errors import GraphError, LdltError, UnsupportedOpError
+from ldlt.graph.nodes import BATCH, Activation, Attr, Constant, Graph, Node, Ref, Wire, index_map
+
+__all__ = ["Builder"]
+
+
+class Builder:
+    """Collects the values and constants of a graph.
+
+    Args:
+        module: The module of which it will be the graph.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.nodes: dict[str, Node] = {}
+        self.constants: dict[str, Constant] = {}
+        self.taken: set[str] = set()
+        self.tensors = Graph((), "", self.constants).tensors(module)  # constants are added while it is used
+
+    def unique(self, name: str) -> str:
+        """A name that no other value has."""
+        found = free(name, self.taken)
+        self.taken.add(found)
+        return found
+
+    def put(self, value: Node) -> str:
+        """Add a value."""
+        if value.name in self.nodes:
+            raise GraphError(f"two values are called '{value.name}'; rename a layer")
+        self.nodes[value.name] = value
+        self.taken.add(value.name)
+        return value.name
+
+    def keep(self, path: str, constant: Constant) -> Attr:
+        """Add a constant, under a path that no tensor of a module can have."""
+        path = free(path if path.startswith("=") else f"={path}", self.constants)
+        self.constants[path] = constant
+        return Attr(path)
+
+    def move(self, name: str, source: str | Sequence[str], target: str, *args: Any, role: str = "rearrange") -> str:
+        """Add an ATen operation that moves, drops or repeats features; its shape is found by trying it."""
+        parents = (source,) if isinstance(source, str) else tuple(source)
+        wire = Wire(name, (), parents, f"aten.{target}", args, role=role)
+        tried = wire.bind(self.tensors)(*(torch.empty(1, *self.nodes[p].shape, device="meta") for p in parents))
+        return self.put(Wire(name, tuple(tried.shape[1:]), parents, f"aten.{target}", args, role=role))
+
+    def view(self, name: str, source: str, shape: Sequence[int]) -> str:
+        """Add the same features in another shape."""
+        return self.put(Wire(name, tuple(shape), (source,), *viewed(shape), role="order"))
+
+    def opposite(self, name: str, source: str) -> str:
+        """Add minus a value."""
+        shape, args = self.nodes[source].shape, (Ref(0),)
+        return self.put(Wire(name, shape, (source,), "aten.neg.default", args, role="sum", scales=(-1.0,)))
+
+    def ordered(self, wire: Wire) -> Wire:
+        """Mark a rearrangement that only changes the shape, however it is written."""
+        if wire.role != "rearrange" or len(wire.parents) != 1:
+            return wire
+        count = self.nodes[wire.parents[0]].features
+        if wire.features != count or bool((index_map(self.nodes, wire, self.tensors) != torch.arange(count)).any()):
+            return wire
+        return Wire(wire.name, wire.shape, wire.parents, *viewed(wire.shape), role="order")
+
+    def activate(self, name: str, source: str, module: nn.Module | None = None, path: str | None = None) -> str:
+        """Add a nonlinearity that suits its input."""
+        node = Activation(name, self.nodes[source].shape, (source,), module=module, path=path)
+        self.suit(node)
+        return self.put(node)
+
+    def suit(self, node: Activation) -> None:
+        """Refuse a nonlinearity without a law, or one that does not fit its input.
+
+        Raises:
+            UnsupportedOpError: With the reason.
+        """
+        try:
+            activations.sector(node.resolve(self.module), node.shape[0] if node.shape else 1)
+            activations.mixed(node.resolve(self.module), node.shape)
+        except LdltError as error:
+            raise UnsupportedOpError(node.name, str(error)) from error
+
+
+def free(name: str, taken: Any) -> str:
+    """The name, with a number if it is taken."""
+    found, again = name, 0
+    while found in taken:
+        again += 1
+        found = f"{name}_{again}"
+    return found
+
+
+def viewed(shape: Sequence[int]) -> tuple[str, tuple[Any, ...]]:
+    """Target and arguments of a change of shape."""
+    return "aten.view.default", (Ref(0), [BATCH, *shape])
