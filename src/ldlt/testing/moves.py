@@ -94,7 +94,7 @@ class Step(nn.Module):
         self.run = run
         for name, part in parts.items():
             if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
+                self.register_buffer(name, part.clone())  # its own memory, so that a state can be loaded
             else:
                 setattr(self, name, part)
 
