@@ -43,6 +43,10 @@ class Epoch:
     validation: float
     seconds: float
 
+    def __str__(self) -> str:
+        held = "" if math.isnan(self.validation) else f"   held rows {self.validation:.4f}"
+        return f"epoch {self.epoch}/{self.epochs}   loss {self.loss:.4f}{held}"
+
 
 @dataclass
 class History:
