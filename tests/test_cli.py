@@ -654,8 +654,8 @@ def test_output_that_nobody_can_take(reads, code, message, files):
     else:
         end, out = os.pipe()
         os.close(end)
-    words = [sys.executable, "-m", "ldlt", "--version"]
-    found = subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    words = [sys.executable, "-m", "ldlt", "verify", "net.cert.json", "net.onnx"]
+    found = subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, cwd=files, check=False)
     os.close(out)
     assert (found.returncode, found.stderr) == (code, f"ldlt: {message}\n" * bool(message))
 

@@ -189,7 +189,7 @@ def _check_names(wanted: Sequence[str], header: list[str]) -> None:
 
 
 def _check_header(names: list[str], separator: str) -> None:
-    other = next((s for s in (";", "\t", "|") if s != separator and s in names[0]), None)
+    other = next((s for s in (",", ";", "\t", "|") if s != separator and s in names[0]), None)
     if len(names) == 1 and other is not None:
         raise OptionError(f"it has one column: if it is separated by {other!r}, say --separator {other!r}")
     if all(_is_number(name) for name in names):
