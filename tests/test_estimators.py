@@ -23,8 +23,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import ldlt
 from ldlt import LipschitzClassifier, LipschitzRegressor
 from ldlt.estimators import base, certification, fitting, plots
-from ldlt.estimators.rows import Rows, merge
-from ldlt.estimators.scaling import Restore, location_and_scale
+from ldlt.estimators.rows import Restore, Rows, location_and_scale, merge
 
 QUICK = {"hidden": (16,), "architecture": "feedforward", "epochs": 15, "learning_rate": 0.02}
 """A network that learns blobs in a tenth of a second."""
@@ -85,18 +84,18 @@ def test_all_checks_of_scikit_learn_pass(kind, monkeypatch):
     assert {r["status"] for r in results} == {"passed"}
 
 
-def test_names_at_the_top_and_the_missing_extra(monkeypatch):
-    assert ldlt.LipschitzClassifier is ldlt.estimators.LipschitzClassifier
-    with pytest.raises(AttributeError, match="no attribute 'LipschitzTransformer'"):
-        ldlt.LipschitzTransformer  # noqa: B018
+def test_the_missing_extra(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "sklearn" else find(name, *rest)
     )
-    monkeypatch.delattr(ldlt, "estimators")
+    monkeypatch.delitem(vars(ldlt), "LipschitzClassifier")
     monkeypatch.delitem(sys.modules, "ldlt.estimators")
-    with pytest.raises(ldlt.MissingExtraError, match=r"ldlt\[sklearn\]"):
+    with pytest.raises(ldlt.MissingExtraError) as caught:
         ldlt.LipschitzClassifier  # noqa: B018
+    assert caught.value.extra == "sklearn"
+    with pytest.raises(AttributeError):
+        ldlt.LipschitzTransformer  # noqa: B018
 
 
 def test_clone_keeps_parameters_and_pickles_predict_alike(classifier, wine):
@@ -474,15 +473,10 @@ def test_a_loss_that_is_not_finite_is_told(wine):
     assert np.isfinite(model.decision_function(test)).all()
 
 
-def test_progress_is_printed(wine, capsys):
+def test_progress_is_for_terminals(wine, capsys):
     x, _, y, _ = wine
-    LipschitzClassifier(**{**QUICK, "epochs": 20}, verbose=1, early_stopping=True).fit(x, y)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10
-    assert lines[0].startswith("[LipschitzClassifier] epoch 2/20  loss ")
-    assert "validation" in lines[0]
-    LipschitzClassifier(**{**QUICK, "epochs": 3}, verbose=2).fit(x, y)
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    LipschitzClassifier(**{**QUICK, "epochs": 3}, verbose=1).fit(x, y)
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -519,19 +513,6 @@ def test_recorded_and_plain_steps_train_alike(wine, monkeypatch):
     assert np.array_equal(plain, LipschitzClassifier(**QUICK, random_state=0).fit(x, y).decision_function(test))
 
 
-def test_our_optimiser_is_adamw():
-    torch.manual_seed(0)
-    start, grads = torch.randn(7).double(), torch.randn(5, 7).double()
-    theirs = torch.nn.Parameter(start.clone())
-    optimiser = torch.optim.AdamW([theirs], lr=0.01, weight_decay=0.1)
-    ours, state = start.clone(), fitting.AdamW(torch.zeros(7).double(), torch.zeros(7).double())
-    for grad in grads:
-        theirs.grad = grad.clone()
-        optimiser.step()
-        state.step(ours, grad.clone(), 0.01, 0.1)
-    assert torch.allclose(ours, theirs.detach(), rtol=1e-9)
-
-
 @pytest.mark.parametrize("activation", ["leaky_relu", "elu", "gelu", "silu", "softplus", "tanh", "maxmin"])
 def test_every_activation_is_certified(activation):
     x, y = load_iris(return_X_y=True)
@@ -561,42 +542,34 @@ def test_learns_real_data_about_as_well_as_it_can():
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "message"),
+    ("option", "values"),
     [
-        ("bound", 0, "bound must be a positive finite number, not 0"),
-        ("bound", math.inf, "bound must be"),
-        ("bound", "large", "bound must be"),
-        ("architecture", "convolutional", "architecture must be one of 'auto', 'residual', 'feedforward'"),
-        ("activation", "sin", "activation must be one of"),
-        ("activation", torch.nn.ReLU, "activation must be one of"),
-        ("loss", "hinge", "loss must be one of 'margin', 'cross-entropy'"),
-        ("standardise", True, "standardise must be one of 'features', 'scale', False"),
-        ("hidden", (), "at least one layer"),
-        ("hidden", (8, -1), "positive whole numbers"),
-        ("hidden", "64", "tuple of widths"),
-        ("hidden", 6.5, "tuple of widths"),
-        ("learning_rate", 0.0, "learning_rate must be a finite number above 0"),
-        ("weight_decay", -1.0, "weight_decay must be a finite number at least 0"),
-        ("validation_fraction", 1.0, "above 0 and below 1"),
-        ("epochs", 0, "epochs must be a positive whole number"),
-        ("epochs", 2.5, "epochs must be"),
-        ("patience", True, "patience must be"),
-        ("batch_size", 0, "batch_size must be 'auto' or a positive whole number"),
-        ("margin", -0.1, "margin must be"),
-        ("temperature", 0.0, "temperature must be"),
-        ("class_weight", "even", "class_weight must be None, 'balanced' or a dictionary"),
-        ("class_weight", {0: -1.0}, "class_weight must be a finite number"),
-        ("class_weight", {5: 1.0}, "class_weight has the class 5"),
-        ("certify_seconds", -1, "certify_seconds must be"),
-        ("callback", 3, "callback must be a function"),
+        ("bound", (0, math.inf, "large")),
+        ("architecture", ("convolutional",)),
+        ("activation", ("sin", torch.nn.ReLU)),
+        ("loss", ("hinge", "squared")),
+        ("standardise", (True,)),
+        ("hidden", ((), (8, -1), "64", 6.5)),
+        ("learning_rate", (0.0,)),
+        ("weight_decay", (-1.0,)),
+        ("validation_fraction", (1.0,)),
+        ("epochs", (0, 2.5)),
+        ("patience", (True,)),
+        ("batch_size", (0, "all")),
+        ("margin", (-0.1,)),
+        ("temperature", (0.0,)),
+        ("class_weight", ("even", {0: -1.0}, {5: 1.0})),
+        ("certify_seconds", (-1,)),
+        ("callback", (3,)),
     ],
 )
-def test_options_without_meaning_are_refused_in_fit(option, value, message):
+def test_options_without_meaning_are_refused_in_fit(option, values):
     x, y = load_iris(return_X_y=True)
-    model = LipschitzClassifier(**{option: value})
-    with pytest.raises(ValueError, match=message):
-        model.fit(x, y)
-    assert not hasattr(model, "model_")
+    for value in values:
+        model = LipschitzClassifier(**{option: value})
+        with pytest.raises(ValueError, match=option):
+            model.fit(x, y)
+        assert not hasattr(model, "model_")
 
 
 def test_other_failures(classifier, wine):
@@ -613,7 +586,7 @@ def test_other_failures(classifier, wine):
         LipschitzClassifier().certified_radius(x)
     with pytest.raises(NotFittedError):
         LipschitzClassifier().certificate_  # noqa: B018
-    with pytest.raises(ldlt.OptionError, match="units must be one of 'data', 'standard'"):
+    with pytest.raises(ldlt.OptionError, match="units"):
         classifier.certified_radius(test, units="metres")
     with pytest.raises(ValueError, match="X has 54 rows, y has 53"):
         classifier.certified_accuracy(test, labels[1:], 0.1)
@@ -643,8 +616,9 @@ def test_plots(classifier, wine, monkeypatch):
     assert new.get_legend() is None
     pyplot.close("all")
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ldlt.MissingExtraError, match=r"ldlt\[figures\]"):
+    with pytest.raises(ldlt.MissingExtraError) as caught:
         plots.plot_radii(classifier, test)
+    assert caught.value.extra == "figures"
 
 
 def test_numbers_of_a_frame_may_be_integers():
