@@ -503,8 +503,8 @@ def _network(path: Path, input_name: str | None, output_name: str | None, shape:
 
     if path.suffix.lower() != ".onnx":
         raise OptionError(
-            f"'{path}' is not an ONNX file: write one with ldlt.save or torch.onnx.export. Only ONNX is read, because it "
-            "is data; other formats, such as the pickles of torch.save, can execute code when they are read"
+            f"'{path}' is not an ONNX file: write one with ldlt.save or torch.onnx.export. Only ONNX is read, because "
+            "it is data; other formats, such as the pickles of torch.save, can execute code when they are read"
         )
     return read_onnx(path, input_name=input_name, output_name=output_name, input_shape=shape)
 
@@ -591,20 +591,15 @@ def _facts(certificate: Certificate) -> dict[str, Any]:
         sizes = region.radius.double().reshape(-1).tolist()
         size = sizes[0] if len(set(sizes)) == 1 else sizes
         where = {"kind": region.kind, "center": region.center.double().reshape(-1).tolist(), "radius": size}
+    stated = ("bound", "status", "reason", "rigorous", "method", "residual", "fingerprint")
     return {
         "input_shape": list(certificate.input_shape),
         "inputs": math.prod(certificate.input_shape),
         "outputs": k,
         "region": where,
-        "bound": certificate.bound,
-        "status": certificate.status,
-        "reason": certificate.reason,
-        "rigorous": certificate.rigorous,
-        "method": certificate.method,
-        "residual": certificate.residual,
+        **{name: getattr(certificate, name) for name in stated},
         "largest_pair_bound": largest,
         "pair_bounds": pairs,
-        "fingerprint": certificate.fingerprint,
     }
 
 
