@@ -605,7 +605,7 @@ several.command("second")(other)
 
 
 def test_commands_of_other_packages(run, monkeypatch):
-    plugins(monkeypatch, alone="test_cli:other", several="test_cli:several", broken="ldlt_missing.cli:app")
+    plugins(monkeypatch, alone="test_cli:other", several="test_cli:several", broken="ldlt_missing.cli:app [bench]")
     monkeypatch.setitem(sys.modules, "test_cli", sys.modules[__name__])
     code, out, _ = run("--help")
     assert code == 0
@@ -615,7 +615,7 @@ def test_commands_of_other_packages(run, monkeypatch):
     assert run("alone", "--count", "x")[0] == run("several", "third")[0] == run("nothing")[0] == 2
     code, _, err = run("broken")
     assert (code, err.count("\n")) == (1, 1)
-    assert "ldlt_missing" in err
+    assert "ldlt[bench]" in err
 
 
 @pytest.mark.parametrize("name", ["train", "predict", "certify", "verify"])

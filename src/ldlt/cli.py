@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ldlt import check
 from ldlt._version import __version__
@@ -55,25 +55,48 @@ _SHOWN = 6  # entries of a list
 # -- the application ---------------------------------------------------------------------------------------------------
 
 
+class Elsewhere(TyperCommand):
+    """The name of another package's command, which is loaded when it is called, so that help loads nothing."""
+
+    def __init__(self, point: EntryPoint) -> None:
+        self.point, self.package = point, point.module.split(".")[0]
+        super().__init__(point.name, help=f"From {self.package}.")
+
+    def load(self) -> Any:
+        """The command itself.
+
+        Raises:
+            MissingExtraError: One of its packages is not installed.
+        """
+        try:
+            found = self.point.load()
+        except ImportError as error:
+            if isinstance(error, LdltError):
+                raise
+            extra = (self.point.extras or [self.package.removeprefix("ldlt_")])[0]
+            raise MissingExtraError(error.name or self.package, extra) from error
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer()
+            found.command(self.name)(function)
+        return typer.main.get_command(found)
+
+
 class Commands(TyperGroup):
-    """Our commands, and those of entry points, which are loaded when they are called; refusals as one sentence."""
+    """Our commands and those of entry points; refusals as one sentence."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names, those of other packages at the end."""
-        return [*super().list_commands(ctx), *sorted(_others())]
+        return [*super().list_commands(ctx), *sorted(p.name for p in entry_points(group=GROUP))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command; of another package only its name, so that help loads nothing."""
-        others = _others()
-        if cmd_name in others:
-            return typer.core.TyperCommand(cmd_name, help=f"From {others[cmd_name].module.split('.')[0]}.")
-        return super().get_command(ctx, cmd_name)
+        """A command by name; ours cannot be replaced."""
+        own = super().get_command(ctx, cmd_name)
+        return own or next((Elsewhere(p) for p in entry_points(group=GROUP) if p.name == cmd_name), None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called."""
         name, command, rest = super().resolve_command(ctx, args)
-        others = _others()
-        return (name, _loaded(others[name]), rest) if name in others else (name, command, rest)
+        return name, command.load() if isinstance(command, Elsewhere) else command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; what it returns is the exit code."""
@@ -92,23 +115,6 @@ class Commands(TyperGroup):
                 _silence()
             code = _say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
         raise typer.Exit(int(code or 0))
-
-
-def _others() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def _loaded(point: EntryPoint) -> Any:
-    try:
-        found = point.load()
-    except ImportError as error:
-        if isinstance(error, LdltError):
-            raise
-        raise MissingExtraError(error.name or point.module, (point.extras or ["bench"])[0]) from error
-    if not isinstance(found, typer.Typer):
-        function, found = found, typer.Typer()
-        found.command(point.name)(function)
-    return typer.main.get_command(found)
 
 
 def _say(text: str, code: int) -> int:
