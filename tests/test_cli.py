@@ -165,14 +165,14 @@ def test_a_classifier_and_its_figures(files, made, run):
     assert (found["trained_on"], found["tested_on"], found["classes"]) == (120, 30, 3)
     assert found["test"]["accuracy"] >= found["test"]["certified_accuracy"][0]
     assert found["test"]["certified_accuracy"] == sorted(found["test"]["certified_accuracy"], reverse=True)
-    loaded = ldlt.load("iris.onnx")
+    loaded = ldlt.load("iris.ldlt.onnx")
     assert (loaded.meaning.target, loaded.meaning.rows, loaded.certificate.bound) == ("species", 120, found["bound"])
     whole = ldlt.tables.read_table("iris.csv")
     test = ldlt.tables.split(whole, 0.2, 3)[1]
     accuracy = (loaded.predict(whole.features.iloc[test]) == whole.target[test]).mean()
     assert found["test"]["accuracy"] == pytest.approx(accuracy)
-    assert loaded.certificate.fingerprint in Path("iris.card.md").read_text()
-    assert run("verify", "iris.onnx")[0] == 0
+    assert loaded.certificate.fingerprint in Path("iris.ldlt.card.md").read_text()
+    assert run("verify", "iris.ldlt.onnx")[0] == 0
 
 
 def test_training_again_gives_the_same_and_a_table_for_people(files, made, run):
@@ -241,23 +241,23 @@ def test_refusals_of_train_are_one_line(words, files, run):
 
 
 def test_predictions_with_radii(files, run):
-    code, out, err = run("predict", "iris.onnx", "iris.csv")
+    code, out, err = run("predict", "iris.ldlt.onnx", "iris.csv")
     assert (code, err) == (0, "")
     data = pd.read_csv("iris.csv")
-    classes, radii = ldlt.load("iris.onnx").predict_certified(data)
+    classes, radii = ldlt.load("iris.ldlt.onnx").predict_certified(data)
     assert [r["prediction"] for r in rows(out)] == classes.tolist()
     assert [float(r["certified_radius"]) for r in rows(out)] == radii.tolist()
-    assert run("predict", "iris.onnx", "iris.csv", "--out", "found.csv")[:2] == (0, "")
+    assert run("predict", "iris.ldlt.onnx", "iris.csv", "--out", "found.csv")[:2] == (0, "")
     assert Path("found.csv").read_text() == out
-    machine = strict(run("predict", "iris.onnx", "iris.csv", "--json")[1])
+    machine = strict(run("predict", "iris.ldlt.onnx", "iris.csv", "--json")[1])
     assert machine[0] == {"prediction": classes[0], "certified_radius": radii[0]}
     data[data.columns[::-1]].iloc[:3].to_csv("turned.tsv", index=False, sep="\t")  # columns go by name
-    turned = rows(run("predict", "iris.onnx", "turned.tsv", "--separator", "\\t")[1])
+    turned = rows(run("predict", "iris.ldlt.onnx", "turned.tsv", "--separator", "\\t")[1])
     assert [float(r["certified_radius"]) for r in turned] == pytest.approx(radii[:3].tolist(), rel=1e-9)
 
 
 def test_predictions_with_intervals(files, run):
-    words = ["predict", "diabetes.onnx", "diabetes.csv"]
+    words = ["predict", "diabetes.ldlt.onnx", "diabetes.csv"]
     found = rows(run(*words, "--radius", "0.1")[1])
     assert len(found) == 100
     assert all(float(r["lower"]) < float(r["prediction"]) < float(r["upper"]) for r in found)
@@ -282,15 +282,15 @@ def test_refusals_of_predict(files, run):
     pd.read_csv("iris.csv").drop(columns="sepal width (cm)").to_csv("narrow.csv", index=False)
     Path("broken.onnx").write_bytes(b"nothing")
     for words, code in (
-        (["iris.onnx", "narrow.csv"], 1),
+        (["iris.ldlt.onnx", "narrow.csv"], 1),
         (["broken.onnx", "iris.csv"], 1),
         (["net.onnx", "iris.csv"], 1),  # it carries no certificate
         (["iris.csv", "iris.csv"], 1),
-        (["iris.onnx", "none.csv"], 2),
+        (["iris.ldlt.onnx", "none.csv"], 2),
         (["none.onnx", "iris.csv"], 2),
-        (["iris.onnx", "iris.csv", "--radius", "1"], 2),
-        (["diabetes.onnx", "diabetes.csv", "--radius", "-1"], 2),
-        (["iris.onnx", "iris.csv", "--out", "none/found.csv"], 2),
+        (["iris.ldlt.onnx", "iris.csv", "--radius", "1"], 2),
+        (["diabetes.ldlt.onnx", "diabetes.csv", "--radius", "-1"], 2),
+        (["iris.ldlt.onnx", "iris.csv", "--out", "none/found.csv"], 2),
     ):
         found, out, err = run("predict", *words)
         assert (found, out) == (code, ""), words
@@ -508,8 +508,8 @@ def test_verify_rejects(files, run):
 def test_ctrl_c_keeps_the_best_model_so_far(files, run):
     code, out, _ = run("train", "iris.csv", "--width", "8", "--epochs", "50", "--json", "--test-share", "0")
     found = strict(out)
-    assert (code, found["epochs"], len(found["notes"])) == (0, 2, 1)
-    assert ldlt.verify("iris.onnx").rigorous
+    assert (code, found["epochs"] < 50, len(found["notes"])) == (0, True, 1)
+    assert ldlt.verify("iris.ldlt.onnx").rigorous
 
 
 @pytest.mark.usefixtures("interrupted")

@@ -75,10 +75,12 @@ class Elsewhere(TyperCommand):
                 raise
             extra = (self.point.extras or [self.package.removeprefix("ldlt_")])[0]
             raise MissingExtraError(error.name or self.package, extra) from error
-        if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer()
-            found.command(self.name)(function)
-        return typer.main.get_command(found)
+        holder = typer.Typer(add_completion=False)
+        if isinstance(found, typer.Typer):
+            holder.add_typer(found, name=self.name)
+        else:
+            holder.command(self.name)(found)
+        return typer.main.get_group(holder).commands[self.name]
 
 
 class Commands(TyperGroup):
@@ -237,7 +239,7 @@ def train(
     seed: Annotated[int, _opt("Of everything random.", min=0, max=2**32 - 1)] = 0,
     test_share: Annotated[float, _opt("Share of rows to test with.", _SHARE)] = 0.2,
     separator: Separator = ",",
-    out: Annotated[Path | None, _opt("Model to write, .onnx; DATA.onnx if none is given.", _place)] = None,
+    out: Annotated[Path | None, _opt("Model to write, .onnx; DATA.ldlt.onnx if none is given.", _place)] = None,
     machine: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -250,7 +252,7 @@ def train(
     begin = time.perf_counter()
     from ldlt import deploy, load, model_card, save, tables  # noqa: PLC0415
 
-    path = out or data.with_name(re.sub(r"(\.[a-z]{3})?(\.gz|\.bz2|\.xz)?$", "", data.name) + ".onnx")
+    path = out or data.with_name(re.sub(r"(\.[a-z]{3})?(\.gz|\.bz2|\.xz)?$", "", data.name) + ".ldlt.onnx")
     _place(path)
     if path.suffix.lower() != ".onnx":
         raise typer.BadParameter(f"the model must be an .onnx file, not '{path}'")
@@ -357,8 +359,8 @@ def _test(estimator: Any, deployed: Any, features: Any, target: Any) -> dict[str
 
 @app.command(
     epilog="Examples:\n\n"
-    "ldlt predict data.onnx new.csv --out found.csv\n\n"
-    "ldlt predict price.onnx new.csv --radius 0.1   (with the ends of an interval)"
+    "ldlt predict data.ldlt.onnx new.csv --out found.csv\n\n"
+    "ldlt predict price.ldlt.onnx new.csv --radius 0.1   (with the ends of an interval)"
 )
 def predict(
     model: Annotated[Path, _file("File that ldlt train or ldlt.save wrote.")],
