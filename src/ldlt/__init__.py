@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from ldlt import activations, attack, lmi, nn
     from ldlt.certificates import Certificate, Region, certify, verify
     from ldlt.engine.network import Lipschitz, Scaled
-    from ldlt.estimators import LipschitzClassifier, LipschitzRegressor
+    from ldlt.estimators import LipschitzClassifier as LipschitzClassifier  # not in __all__: they need an extra
+    from ldlt.estimators import LipschitzRegressor as LipschitzRegressor
     from ldlt.export import Deployed, deploy, export_onnx, export_program, load, model_card, save
     from ldlt.onnx.reader import read_onnx
     from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
@@ -46,8 +47,6 @@ __all__ = [
     "InfeasibleError",
     "LdltError",
     "Lipschitz",
-    "LipschitzClassifier",
-    "LipschitzRegressor",
     "MissingExtraError",
     "OnnxError",
     "OptionError",

@@ -44,7 +44,7 @@ class Progress:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Progress:
-        if self.show and sys.stderr.isatty():
+        if self.show and sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console  # noqa: PLC0415
             from rich.progress import BarColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
             from rich.progress import Progress as Bar  # noqa: PLC0415
