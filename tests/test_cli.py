@@ -39,6 +39,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 QUICK = ["--width", "8", "--depth", "1", "--epochs", "4"]
+LONGER = ["--width", "8", "--epochs", "20", "--seed", "3"]
 INPUTS = 5
 
 
@@ -90,11 +91,8 @@ def made(tmp_path_factory):
     iris.rename(columns={"target": "species"}).to_csv(folder / "iris.csv", index=False)
     load_diabetes(as_frame=True, scaled=False).frame.iloc[:100].to_csv(folder / "diabetes.csv", index=False)
     outcomes = {}
-    for name, words in {
-        "iris": ["--width", 8, "--epochs", 20, "--seed", 3],
-        "diabetes": ["--bound", 0.5, *QUICK],
-    }.items():
-        found = CliRunner().invoke(cli.app, ["train", str(folder / f"{name}.csv"), "--json", *map(str, words)])
+    for name, words in {"iris": LONGER, "diabetes": ["--bound", "0.5", *QUICK]}.items():
+        found = CliRunner().invoke(cli.app, ["train", str(folder / f"{name}.csv"), "--json", *words])
         assert found.exit_code == 0, found.output
         outcomes[name] = json.loads(found.stdout)
     write(folder / "net.onnx", network())
@@ -141,10 +139,8 @@ def strict(text):
 
 def table(out):
     """The rows that are printed for people."""
-    return {
-        name.strip(): value.strip()
-        for name, value in (line.split("  ", 1) for line in out.split("\n\n")[0].splitlines())
-    }
+    lines = (line.split("  ", 1) for line in out.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, value in lines}
 
 
 def rows(out):
@@ -156,12 +152,9 @@ def rows(out):
 
 def test_a_classifier_and_its_figures(files, made, run):
     found = made[1]["iris"]
-    assert (found["task"], found["inferred"], found["status"], found["rigorous"]) == (
-        "classification",
-        True,
-        "certified",
-        True,
-    )
+    assert (found["task"], found["status"]) == ("classification", "certified")
+    assert found["inferred"]
+    assert found["rigorous"]
     assert (found["trained_on"], found["tested_on"], found["classes"]) == (120, 30, 3)
     assert found["test"]["accuracy"] >= found["test"]["certified_accuracy"][0]
     assert found["test"]["certified_accuracy"] == sorted(found["test"]["certified_accuracy"], reverse=True)
@@ -176,7 +169,7 @@ def test_a_classifier_and_its_figures(files, made, run):
 
 
 def test_training_again_gives_the_same_and_a_table_for_people(files, made, run):
-    code, out, err = run("train", "iris.csv", "--width", 8, "--epochs", 20, "--seed", 3, "--out", "new.onnx")
+    code, out, err = run("train", "iris.csv", *LONGER, "--out", "new.onnx")
     assert (code, err) == (0, "")
     shown = table(out)
     assert (shown["status"], shown["target"], shown["model"]) == ("certified", "species", "new.onnx")
@@ -305,12 +298,8 @@ def test_certify_for_people_and_machines(files, run):
     assert (code, err) == (0, "")
     shown, stored = table(out), ldlt.Certificate.load("new.cert.json")
     assert (shown["model"], shown["inputs"], shown["outputs"]) == ("net.onnx", "5", "3")
-    assert (shown["status"], shown["rigorous"], shown["method"], shown["file"]) == (
-        "certified",
-        "yes",
-        "optimal",
-        "new.cert.json",
-    )
+    assert (shown["status"], shown["rigorous"], shown["method"]) == ("certified", "yes", "optimal")
+    assert shown["file"] == "new.cert.json"
     assert "note" not in out
     assert Decimal(shown["bound"]) >= Decimal(stored.bound)
     assert float(shown["bound"]) == pytest.approx(stored.bound, rel=1e-8)

@@ -226,8 +226,10 @@ def test_radii_do_not_depend_on_the_bound_with_the_margin_loss():
 
 
 def test_without_a_proof_nothing_is_claimed(monkeypatch, classifier, regressor, wine, diabetes):
+    issue = certification.issue
+
     def refuse(model, shape, *rest, **options):
-        made = ldlt.certificates.certificate.issue(model, shape, *rest, **options)
+        made = issue(model, shape, *rest, **options)
         return dataclasses.replace(made, status="not certified", reason="for a test", bound=math.inf, rigorous=False)
 
     monkeypatch.setattr(certification, "issue", refuse)

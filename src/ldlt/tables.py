@@ -32,8 +32,8 @@ __all__ = ["Table", "read_features", "read_table", "split"]
 MOST_CLASSES = 20
 """Up to this many different whole numbers a target is taken for classes."""
 
-LARGEST_TEXT, LONGEST_LINE, MOST_NUMBERS = 2**29, 2**24, 2**26
-"""Limits: bytes of a file once it is unpacked, bytes of one line, numbers of a table (512 MiB as float64)."""
+LARGEST_TEXT, LONGEST_LINE, MOST_NUMBERS = 2**29, 2**24, 2**25
+"""Limits: bytes of a file once it is unpacked, bytes of one line, numbers of a table (256 MiB as float64)."""
 
 _AT_ONCE = 2**17  # numbers of a part
 _TOLD = 8  # reasons, or names, in a message
