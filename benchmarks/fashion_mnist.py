@@ -292,9 +292,9 @@ def refuted(net: nn.Module, x: Tensor) -> str:
         return "–"
     with torch.no_grad():
         radius = ldlt.certified_radius(plain(net)(x), net)
-    found = ldlt.empirical.attack_radius(plain(net), x, attacks=["ddn"], steps=40)
+    found = ldlt.attack.attack_radius(plain(net), x, attacks=["ddn"], steps=40)
     # A radius at the very boundary is found from either side; rounding of float32 logits is not a broken bound.
-    gap = ldlt.empirical.robustness_gap(radius * (1 - 1e-4), found)
+    gap = ldlt.attack.robustness_gap(radius * (1 - 1e-4), found)
     return f"{len(gap.refuted)}/{gap.samples} ({gap.ratio:.2f})"
 
 

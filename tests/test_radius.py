@@ -1,4 +1,4 @@
-"""Certified radii and the attacks that test them."""
+"""Certified radii and curves."""
 
 from __future__ import annotations
 
@@ -35,12 +35,17 @@ def test_ties_and_broken_rows_have_radius_zero():
 
 
 def test_wrong_shapes():
-    with pytest.raises(ldlt.ShapeError, match="k ≥ 2"):
-        ldlt.certified_radius(torch.randn(3, 1), torch.ones(1, 1))
-    with pytest.raises(ldlt.ShapeError, match="pair_bounds"):
-        ldlt.certified_radius(torch.randn(3, 4), torch.ones(3, 3))
-    with pytest.raises(ldlt.ShapeError, match="labels"):
-        ldlt.certified_accuracy(torch.randn(3, 4), torch.zeros(2), torch.ones(4, 4))
+    labels = torch.zeros(3)
+    for logits, bounds, truth in (
+        (torch.randn(3, 1), torch.ones(1, 1), labels),
+        (torch.randn(3, 4), torch.ones(3, 3), labels),
+        (torch.randn(3, 4), torch.ones(4, 4), labels[:2]),
+        (torch.empty(0, 2), torch.ones(2, 2), labels[:0]),
+    ):
+        with pytest.raises(ldlt.ShapeError):
+            ldlt.certified_accuracy(logits, truth, bounds)
+    with pytest.raises(ldlt.OptionError):
+        ldlt.certified_radius(torch.randn(3, 4), 1.0)
 
 
 @given(st.integers(0, 10**6))
@@ -71,10 +76,8 @@ def test_curves_at_the_ends():
     assert constant.at(float("inf")) == 0  # as in certified_accuracy, nothing exceeds infinity
     assert constant.area == float("inf")
     for radius in (-1.0, float("nan")):
-        with pytest.raises(ldlt.OptionError, match="negative"):
+        with pytest.raises(ldlt.OptionError):
             wrong.at(radius)
-    with pytest.raises(ldlt.ShapeError, match="one sample"):
-        ldlt.certified_curve(torch.empty(0, 2), torch.empty(0), torch.ones(2, 2))
 
 
 @given(st.integers(0, 10**6))
@@ -103,9 +106,9 @@ def test_no_radius_within_the_error():
         assert ldlt.certified_radius(logits, bounds, error=error).tolist() == [0.0, 0.0, 0.0]
     assert ldlt.certified_radius(logits, torch.zeros(2, 2), error=0.1, scale=2.0)[0] == inf
     for wrong in (-1.0, float("nan"), -error):
-        with pytest.raises(ldlt.OptionError, match="error"):
+        with pytest.raises(ldlt.OptionError):
             ldlt.certified_radius(logits, torch.ones(2, 2), error=wrong)
-    with pytest.raises(ldlt.ShapeError, match="error"):
+    with pytest.raises(ldlt.ShapeError):
         ldlt.certified_radius(logits, torch.ones(2, 2), error=torch.zeros(2))
 
 
@@ -126,74 +129,5 @@ def test_radii_in_raw_units():
         assert float(ratio) == pytest.approx(1.0, rel=1e-3) if common else float(ratio) > 1.05
     assert ldlt.certified_radius(logits, certificate, scale=0.5).tolist() == by_scale.tolist()
     for wrong in (0.0, -1.0, float("inf"), torch.tensor([1.0, float("nan")]), torch.empty(0)):
-        with pytest.raises(ldlt.OptionError, match="scale must be positive"):
+        with pytest.raises(ldlt.OptionError):
             ldlt.certified_radius(logits, certificate, scale=wrong)
-
-
-def test_no_step_inside_the_radius_changes_the_class():
-    net = ldlt.nn.Residual(4, [16, 16], 3, bound=3.0, head="rows")
-    optimiser = torch.optim.Adam(net.parameters(), 0.05)
-    x = torch.randn(256, 4)
-    labels = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
-    for _ in range(60):
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(net(x), labels).backward()
-        optimiser.step()
-    plain = net.freeze().double()
-    x = x.double()
-    radius = ldlt.certified_radius(plain(x), net.pair_bounds())
-    predicted = plain(x).argmax(1)
-    assert float(radius.median()) > 0.01
-    closest = torch.full_like(radius, torch.inf)
-    for _ in range(20):  # projected gradient attacks just inside the radius
-        delta = torch.randn_like(x)
-        for _ in range(20):
-            delta = (delta / delta.norm(dim=1, keepdim=True) * radius[:, None] * 0.999).detach().requires_grad_()
-            y = plain(x + delta)
-            margin = y.gather(1, predicted[:, None])[:, 0] - y.scatter(1, predicted[:, None], -torch.inf).amax(1)
-            closest = torch.minimum(closest, margin.detach())
-            (slope,) = torch.autograd.grad(margin.sum(), delta)
-            delta = delta.detach() - slope
-    assert float(closest.min()) >= -1e-9
-
-
-def test_attack_finds_the_norm_of_a_linear_map():
-    layer = nn.Linear(6, 3, dtype=torch.float64)
-    found = ldlt.attack.lipschitz_lower_bound(layer, 6, starts=3, steps=5)
-    norm = float(torch.linalg.matrix_norm(layer.weight.detach(), 2))
-    assert found.value == pytest.approx(norm, rel=1e-9)
-    with torch.no_grad():
-        gap = (layer(found.x) - layer(found.y)).norm() / (found.x - found.y).norm()
-    assert float(gap) == pytest.approx(found.pair, rel=1e-9)
-
-
-def test_attack_leaves_the_model_alone_and_repeats():
-    net = ldlt.nn.FeedForward(4, [8], 2)
-    net.train()
-    before = [p.clone() for p in net.parameters()]
-    first = ldlt.attack.lipschitz_lower_bound(net, 4, starts=4, steps=5, x=torch.randn(2, 4))
-    assert net.training
-    assert all(
-        torch.equal(a, b) and b.requires_grad and b.grad is None for a, b in zip(before, net.parameters(), strict=True)
-    )
-    torch.manual_seed(99)
-    second = ldlt.attack.lipschitz_lower_bound(net, 4, starts=4, steps=5)
-    assert second.value == ldlt.attack.lipschitz_lower_bound(net, 4, starts=4, steps=5).value
-    assert first.value > 0
-    with pytest.raises(ldlt.OptionError):
-        ldlt.attack.lipschitz_lower_bound(net, 4, starts=0)
-    with pytest.raises(ldlt.ShapeError):
-        ldlt.attack.lipschitz_lower_bound(net, 4, x=torch.randn(2, 3))
-
-
-def test_attack_on_a_constant_and_on_mixed_modes():
-    class Constant(nn.Module):
-        def forward(self, x):
-            return torch.ones(len(x), 2)
-
-    assert ldlt.attack.lipschitz_lower_bound(Constant(), 3, starts=2, steps=2).value == 0
-    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
-    net[1].eval()
-    ldlt.attack.lipschitz_lower_bound(net, 3, starts=2, steps=2)
-    assert net.training
-    assert not net[1].training

@@ -6,12 +6,11 @@
 (torch.Size([2, 3]), 1.0)
 """
 
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from ldlt import activations, attack, empirical, lmi, nn, paper
 from ldlt._version import __version__
-from ldlt.certificates import Certificate, Region, certify, verify
-from ldlt.engine.network import Lipschitz, Scaled
 from ldlt.errors import (
     BoundError,
     CertificateError,
@@ -26,9 +25,17 @@ from ldlt.errors import (
     SlopeError,
     UnsupportedOpError,
 )
-from ldlt.export import Deployed, deploy, export_onnx, export_program, load, model_card, save
-from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
-from ldlt.rounding import forward_error
+
+if TYPE_CHECKING:
+    from ldlt import activations, attack, lmi, nn
+    from ldlt.certificates import Certificate, Region, certify, verify
+    from ldlt.engine.network import Lipschitz, Scaled
+    from ldlt.estimators import LipschitzClassifier as LipschitzClassifier  # not in __all__: they need an extra
+    from ldlt.estimators import LipschitzRegressor as LipschitzRegressor
+    from ldlt.export import Deployed, deploy, export_onnx, export_program, load, model_card, save
+    from ldlt.onnx.reader import read_onnx
+    from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
+    from ldlt.rounding import forward_error
 
 __all__ = [
     "BoundError",
@@ -57,7 +64,6 @@ __all__ = [
     "certified_radius",
     "certify",
     "deploy",
-    "empirical",
     "export_onnx",
     "export_program",
     "forward_error",
@@ -65,16 +71,35 @@ __all__ = [
     "load",
     "model_card",
     "nn",
-    "paper",
+    "read_onnx",
     "save",
     "verify",
 ]
 
+_HOMES = {
+    "certificates": ("Certificate", "Region", "certify", "verify"),
+    "engine.network": ("Lipschitz", "Scaled"),
+    "estimators": ("LipschitzClassifier", "LipschitzRegressor"),
+    "export": ("Deployed", "deploy", "export_onnx", "export_program", "load", "model_card", "save"),
+    "onnx.reader": ("read_onnx",),
+    "radius": ("Curve", "certified_accuracy", "certified_curve", "certified_radius"),
+    "rounding": ("forward_error",),
+}
+"""What is imported from where when it is asked for: who wants a network need not wait for proofs and files."""
+
 
 def __getattr__(name: str) -> Any:
-    """The estimators, which need the extra ``sklearn``, are imported when they are asked for."""
-    if name in ("LipschitzClassifier", "LipschitzRegressor"):
-        from ldlt import estimators  # noqa: PLC0415
+    """A public name or a module of the package, imported when it is first asked for."""
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is not None:
+        value = getattr(import_module(f"ldlt.{home}"), name)
+    elif not name.startswith("_") and find_spec(f"ldlt.{name}") is not None:
+        value = import_module(f"ldlt.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
-        return getattr(estimators, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -60,8 +60,8 @@ def whole(name: str, value: Any, *, least: int = 1, error: type[LdltError] = Opt
 
 
 def choice(name: str, value: Any, choices: Collection[Any]) -> Any:
-    """One of some values of the same type."""
-    if not any(type(value) is type(c) and value == c for c in choices):
+    """One of some values, and of its type."""
+    if not any(isinstance(value, type(c)) and value == c for c in choices):
         raise OptionError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}{near(value, choices)}")
     return value
 

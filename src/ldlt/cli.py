@@ -1,253 +1,126 @@
-"""The command line: ``ldlt``."""
+"""The command line: ``ldlt train``, ``predict``, ``certify``, ``verify``, and the commands that other packages add.
+
+A package adds a command by an entry point of the group ``ldlt.commands``: its name and a ``typer.Typer`` or a function.
+Nothing heavy is imported before a command runs. Exit codes: 0 done, 1 refused (one sentence says why), 2 wrong usage,
+130 interrupted by Ctrl-C, 141 when whoever reads the output has had enough.
+"""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import csv
+import io
 import json
+import math
 import os
-import shlex
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ldlt import check
 from ldlt._version import __version__
-from ldlt.bench import command
-from ldlt.certificates.command import add_certify, add_verify
-from ldlt.completion import add_completion
-from ldlt.errors import LdltError, OptionError
-from ldlt.tables.command import add_predict, add_train
+from ldlt.errors import CertificateError, LdltError, MissingExtraError, OptionError
+from ldlt.progress import Progress
 
 if TYPE_CHECKING:
-    from ldlt.bench.data import Progress as DownloadProgress
+    from ldlt.certificates import Certificate, Region
 
-__all__ = ["main"]
+__all__ = ["app", "main"]
 
-_EXAMPLES = """examples:
-  ldlt demo                                train certified classifiers on an embedded data set
-  ldlt demo --set wine --epochs 80 --json  another set, figures for machines
-  ldlt figure factors ldl.png              structure of the LDL' factors of the paper's residual block
-  ldlt figure b artefacts.svg              |B| with symmetric and with Cholesky roots
-  ldlt train data.csv --target y           train a certified network on a table
-  ldlt predict data.ldlt.safetensors new.csv
-                                           predictions with certified radii
-  ldlt certify net.onnx                    bound the Lipschitz constant of a trained network, proven
-  ldlt verify net.cert.json net.onnx       check a certificate, from the network's own weights
-  ldlt data list                           data sets that need no download
-  ldlt bench --sets iris wine --epochs 5   compare all families, a first look
-  ldlt report                              the page of the last benchmark
+GROUP = "ldlt.commands"
+"""Entry points of this group are commands."""
 
-ldlt COMMAND --help has examples for each command.
-"""
+RADII = (0.0, 0.1, 0.25, 0.5, 1.0)
+"""Radii of certified accuracy that ``train`` tells, in standard deviations of the features."""
 
-_DEMO_EXAMPLES = """examples:
-  ldlt demo                                a breast cancer data set, in seconds
-  ldlt demo --set wine --epochs 80 --json  another set, figures for machines
-  ldlt demo --set iris --width 16          a smaller network
-  ldlt data list                           the names of the sets
+SHOWN_OUTPUTS = 64
+"""Up to this many outputs the constants of all pairs are printed for machines."""
 
-exit codes: 0 done, 2 an error (no such set, a missing package), 130 interrupted
-"""
-
-_FIGURE_EXAMPLES = """examples:
-  ldlt figure factors ldl.png              structure of the LDL' factors of the paper's residual block
-  ldlt figure b artefacts.svg              |B| with symmetric and with Cholesky roots
-  ldlt figure b artefacts.svg --seed 3     at another random point
-
-exit codes: 0 drawn, 2 an error (not .png or .svg, a missing package)
-"""
-
-_DATA_EXAMPLES = """examples:
-  ldlt data fetch                          download the UCI archive to the user's cache, verified
-  ldlt data fetch data_py.zip              to a file, for  ldlt bench --data data_py.zip
-  ldlt data list                           embedded sets, and those of an archive in the cache or in LDLT_UCI
-  ldlt data list data_py.zip               those of an archive
-  ldlt data check data_py.zip              read all of it and report what is wrong or odd
-  ldlt data list --json                    for machines
-
-exit codes: 0 fine, 1 a check failed, 2 an error, 130 interrupted
-"""
+_INTERRUPTED, _PIPE_CLOSED = 130, 141
+_SHOWN = 6  # entries of a list
 
 
-_REPORT_EXAMPLES = """examples:
-  ldlt report                              the page of the last benchmark, in its folder
-  ldlt report uci                          of the results in another folder, also of a run that is not finished
-  ldlt report uci --out study.html         to another file
-
-exit codes: 0 written, 2 an error (no results there, a file that cannot be written, a missing package)
-"""
+# -- the application ---------------------------------------------------------------------------------------------------
 
 
-def _demo(arguments: argparse.Namespace) -> int:
-    from ldlt import demo  # noqa: PLC0415
+class Elsewhere(TyperCommand):
+    """The name of another package's command, which is loaded when it is called, so that help loads nothing."""
 
-    show = sys.stderr.isatty() and not arguments.json
-    outcomes = demo.run(
-        arguments.set,
-        epochs=arguments.epochs,
-        width=arguments.width,
-        seed=arguments.seed,
-        progress=(lambda line: print(f"\r{line}   ", end="", file=sys.stderr)) if show else (lambda _: None),
-    )
-    if show:
-        print(file=sys.stderr)
-    if arguments.json:
-        print(json.dumps([asdict(o) for o in outcomes]))
-        return 0
-    print(f"{arguments.set}: share of test points that are right and certified within a Euclidean radius\n")
-    print(demo.format_outcomes(outcomes))
-    print(
-        "\nbound: certified constant of the whole map (every single logit has 1); attack: steepest slope found;"
-        "\nLMI: smallest eigenvalue of the matrix inequality at that bound, relative to its scale."
-    )
-    return 0
+    def __init__(self, point: EntryPoint) -> None:
+        self.point, self.package = point, point.module.split(".")[0]
+        super().__init__(point.name, help=f"From {self.package}.")
 
+    def load(self) -> Any:
+        """The command itself.
 
-def _figure(arguments: argparse.Namespace) -> int:
-    from ldlt.paper import figures  # noqa: PLC0415
-
-    draw = {"factors": figures.factor_structure, "b": figures.b_structure}[arguments.which]
-    path = draw(Path(arguments.path), seed=arguments.seed)
-    print(json.dumps({"figure": str(path)}) if arguments.json else path)
-    return 0
+        Raises:
+            MissingExtraError: One of its packages is not installed.
+        """
+        try:
+            found = self.point.load()
+        except ImportError as error:
+            if isinstance(error, LdltError):
+                raise
+            extra = (self.point.extras or [self.package.removeprefix("ldlt_")])[0]
+            raise MissingExtraError(error.name or self.package, extra) from error
+        holder = typer.Typer(add_completion=False)
+        if isinstance(found, typer.Typer):
+            holder.add_typer(found, name=self.name)
+        else:
+            holder.command(self.name)(found)
+        return typer.main.get_group(holder).commands[self.name]
 
 
-def _data(arguments: argparse.Namespace) -> int:
-    from ldlt.bench import data  # noqa: PLC0415
+class Commands(TyperGroup):
+    """Our commands and those of entry points; refusals as one sentence."""
 
-    if arguments.action != "fetch" and (arguments.unpack or arguments.sha256):
-        raise OptionError("--unpack and --sha256 go with  ldlt data fetch")
-    if arguments.action == "fetch":
-        show = sys.stderr.isatty() and not arguments.json
-        archive = data.fetch_sets(
-            arguments.path,
-            folder=arguments.unpack,
-            sha256=arguments.sha256,
-            progress=_show_download if show else None,
-        )
-        if show:
-            print(file=sys.stderr)
-        count, path = len(archive.names()), str(archive.path)
-        print(json.dumps({"sets": count, "archive": path}) if arguments.json else f"{count} data sets in {path}")
-        return 0
-    where = None if arguments.path == "embedded" else data.locate(arguments.path)
-    archive_or_none = None if where is None else data.Archive(where)
-    if arguments.action == "list":
-        sources = [archive_or_none] if arguments.path or archive_or_none is None else [None, archive_or_none]
-        rows = [row for source in sources for row in data.list_sets(source)]
-        print(json.dumps([asdict(row) for row in rows]) if arguments.json else data.format_table(rows))
-        return 0
-    report = data.check_sets(archive_or_none)
-    if arguments.json:
-        print(json.dumps({**asdict(report), "ok": report.ok}))
-    else:
-        findings = report.of("error", "unavailable", "warning")
-        print(f"{data.format_table(findings)}\n\n{report}" if findings else report)
-    return 0 if report.ok else 1
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names, those of other packages at the end."""
+        return [*super().list_commands(ctx), *sorted(p.name for p in entry_points(group=GROUP))]
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by name; ours cannot be replaced."""
+        own = super().get_command(ctx, cmd_name)
+        return own or next((Elsewhere(p) for p in entry_points(group=GROUP) if p.name == cmd_name), None)
 
-def _show_download(progress: DownloadProgress) -> None:
-    total = "" if progress.total is None else f" of {progress.total / 1e6:.1f}"
-    print(f"\r{progress.done / 1e6:.1f}{total} MB from {progress.url}   ", end="", file=sys.stderr)
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, Elsewhere) else command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what it returns is the exit code."""
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _silence()
+            code = _PIPE_CLOSED
+        except KeyboardInterrupt:
+            code = _say("interrupted", _INTERRUPTED)
+        except LdltError as error:
+            code = _say(str(error), 1)
+        except OSError as error:  # of a file, or without a name of the output
+            if error.filename is None:
+                _silence()
+            code = _say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        raise typer.Exit(int(code or 0))
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
-
-
-def _command(commands: Any, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    return parser
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ldlt",
-        description="Networks that are Lipschitz by construction.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"ldlt {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-
-    demo = _command(commands, "demo", "train certified classifiers on an embedded data set", _DEMO_EXAMPLES)
-    demo.add_argument("--set", default="breast-cancer-wisc-diag", help="name of an embedded set (ldlt data list)")
-    demo.add_argument("--epochs", type=_positive, default=40)
-    demo.add_argument("--width", type=_positive, default=64, help="neurons per hidden layer")
-    demo.add_argument("--seed", type=int, default=0)
-    demo.add_argument("--json", action="store_true", help="print figures for machines")
-    demo.set_defaults(run=_demo)
-
-    figure = _command(commands, "figure", "draw the figures of the paper's factor structure", _FIGURE_EXAMPLES)
-    figure.add_argument("which", choices=["factors", "b"])
-    figure.add_argument("path", help="file to write, .png or .svg")
-    figure.add_argument("--seed", type=int, default=0)
-    figure.add_argument("--json", action="store_true", help="print the file's path for machines")
-    figure.set_defaults(run=_figure)
-
-    data = _command(commands, "data", "list, check or fetch the benchmark's data sets", _DATA_EXAMPLES)
-    data.add_argument("action", choices=["list", "check", "fetch"])
-    data.add_argument(
-        "path", nargs="?", help="archive (zip or folder), or 'embedded'; default: LDLT_UCI or the user's cache"
-    )
-    data.add_argument("--unpack", metavar="DIR", help="fetch: unpack to this folder, too (it can be read without)")
-    data.add_argument("--sha256", metavar="HEX", help="fetch: refuse a file with another checksum")
-    data.add_argument("--json", action="store_true", help="print what was found for machines")
-    data.set_defaults(run=_data)
-
-    add_train(commands)
-    add_predict(commands)
-    add_certify(commands)
-    add_verify(commands)
-    command.add_bench(commands)
-    command.add_report(commands)
-    report = commands.choices["report"]
-    report.epilog, report.formatter_class = _REPORT_EXAMPLES, argparse.RawDescriptionHelpFormatter
-    add_completion(commands, _parser)
-    return parser
-
-
-_PIPE_CLOSED = 128 + 13
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0 on success, 1 if a check failed, 2 on an error, 130 when interrupted.
-
-    If whoever reads standard output has had enough (``ldlt predict … | head``), it ends quietly with 141, as a program
-    does that is stopped by the signal for this.
-    """
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser().parse_args(given)
-    arguments.command_line = shlex.join(["ldlt", *given])
-    try:
-        code = int(arguments.run(arguments))
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        _silence()
-        return _PIPE_CLOSED
-    except LdltError as error:
-        print(f"ldlt: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        # Files are a command's own matter; what is left is its output.
-        _silence()
-        print(f"ldlt: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nldlt: interrupted", file=sys.stderr)
-        return 130
+def _say(text: str, code: int) -> int:
+    print(f"ldlt: {' '.join(text.split())}", file=sys.stderr)
+    return code
 
 
 def _silence() -> None:
@@ -256,5 +129,535 @@ def _silence() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ldlt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _ldlt(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Networks that are Lipschitz by construction: train, predict, certify, verify."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns its exit code."""
+    try:
+        app(None if argv is None else list(argv), prog_name="ldlt")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _number(checked: Callable[..., float], **limits: float) -> Any:
+    """A check of :mod:`ldlt.check` whose refusal is a usage error."""
+
+    def callback(value: float | None) -> float | None:
+        try:
+            return value if value is None else checked("it", value, **limits)
+        except LdltError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return callback
+
+
+def _place(value: Path | None) -> Path | None:
+    """A file to write to, refused before the work and not after it."""
+    if value is not None:
+        folder = value.parent
+        if not (folder.is_dir() and os.access(folder, os.W_OK)) or (os.path.exists(value) and not value.is_file()):
+            raise typer.BadParameter(f"cannot write '{value}': it is no file, or its folder cannot be written to")
+    return value
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return check.sample_shape([int(part) for part in text.split(",")])
+    except ValueError:
+        raise typer.BadParameter(f"sizes without the batch are needed, such as 784 or 1,28,28, not {text!r}") from None
+
+
+def _character(text: str) -> str:
+    text = "\t" if text == "\\t" else text  # shells have no easy way to write one
+    if len(text) != 1:
+        raise typer.BadParameter(f"one character is needed, not {text!r}")
+    return text
+
+
+def _file(help: str) -> Any:
+    return typer.Argument(help=help, exists=True, dir_okay=False, show_default=False)
+
+
+def _opt(help: str, callback: Any = None, **options: Any) -> Any:
+    return typer.Option(help=help, callback=callback, **options)
+
+
+_POSITIVE, _LEAST_0 = _number(check.positive), _number(check.finite, least=0.0)
+_SHARE = _number(check.finite, least=0.0, below=1.0)
+
+Task = Literal["classification", "regression"]
+Method = Literal["optimal", "sdp", "eclipse", "product"]
+Data = Annotated[Path, _file("CSV file with a header, plain or compressed (.gz, .bz2, .xz).")]
+Separator = Annotated[str, _opt("Between columns; \\t is a tab.", _character)]
+Json = Annotated[bool, typer.Option("--json", help="Print the outcome for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress on standard error.")]
+InputName = Annotated[str | None, _opt("Input of the file, if it has several.")]
+OutputName = Annotated[str | None, _opt("Output, or any other value of the file: the logits before a softmax.")]
+Out = Annotated[Path | None, _opt("File to write.", _place)]
+Radius = Annotated[float | None, _opt("Radius of a region, or distance that an interval allows for.", _LEAST_0)]
+
+
+# -- train -------------------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "ldlt train iris.csv --target species\n\n"
+    "ldlt train data.csv --target price --bound 0.5   (a regression)\n\n"
+    "ldlt train data.csv --drop id --drop name --margin 1 --out model.onnx"
+)
+def train(
+    data: Data,
+    target: Annotated[str | None, _opt("Column to predict; the last one if none is given.")] = None,
+    task: Annotated[Task | None, _opt("Found from the target if not given.")] = None,
+    drop: Annotated[list[str] | None, _opt("Column to leave out; may be repeated.")] = None,
+    bound: Annotated[float, _opt("Lipschitz constant on standardised features.", _POSITIVE)] = 1.0,
+    margin: Annotated[float | None, _opt("Radius to train for, in standard deviations.", _LEAST_0)] = None,
+    width: Annotated[int, _opt("Neurons per hidden layer.", min=1)] = 64,
+    depth: Annotated[int, _opt("Hidden layers.", min=1)] = 2,
+    epochs: Annotated[int, _opt("Passes over the rows.", min=1)] = 100,
+    patience: Annotated[int | None, _opt("Stop after so many epochs without progress.", min=1)] = None,
+    seed: Annotated[int, _opt("Of everything random.", min=0, max=2**32 - 1)] = 0,
+    test_share: Annotated[float, _opt("Share of rows to test with.", _SHARE)] = 0.2,
+    separator: Separator = ",",
+    out: Annotated[Path | None, _opt("Model to write, .onnx; DATA.ldlt.onnx if none is given.", _place)] = None,
+    machine: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Train a network on a CSV table that is Lipschitz by construction, and certify it in the units of the table.
+
+    The table needs a header and numbers. Texts and missing values are refused, with what to do about them: how they
+    are turned into numbers decides what a radius means. Written are the model with its certificate inside, and a model
+    card beside it. Ctrl-C ends training and keeps the best model so far. The exit code is 1 if nothing could be proven.
+    """
+    begin = time.perf_counter()
+    from ldlt import deploy, load, model_card, save, tables  # noqa: PLC0415
+    from ldlt.files_atomic import atomic  # noqa: PLC0415
+
+    path = out or data.with_name(re.sub(r"(\.[a-z]{3})?(\.gz|\.bz2|\.xz)?$", "", data.name) + ".ldlt.onnx")
+    _place(path)
+    if path.suffix.lower() != ".onnx":
+        raise typer.BadParameter(f"the model must be an .onnx file, not '{path}'")
+    if find_spec("onnx") is None:
+        raise MissingExtraError("onnx", "train")
+    table = tables.read_table(data, target=target, task=task, drop=drop or (), separator=separator)
+    if table.task == "regression" and margin is not None:
+        raise typer.BadParameter("--margin is for classification; a regression is smoothed with a smaller --bound")
+    rows, test = tables.split(table, test_share, seed)
+    options: dict[str, Any] = {} if table.task == "regression" else {"margin": 0.5 if margin is None else margin}
+    options |= {"hidden": (width,) * depth, "bound": bound, "epochs": epochs, "random_state": seed}
+    if patience is not None:
+        options |= {"early_stopping": True, "patience": patience}
+    with _told("training"), warnings.catch_warnings():
+        estimator, notes = _fit(table, rows, options, not (machine or quiet))
+        warnings.filterwarnings("ignore", "nothing is certified")  # the status says it, with the reason
+        deployed = deploy(estimator)
+        deployed.meaning = replace(deployed.meaning, target=table.name)
+        save(deployed, path)
+        deployed = load(path)  # what is told is about the file
+        held = (table.features.iloc[test], table.target[test]) if len(test) else None
+        figures = None if held is None else _test(estimator, deployed, *held)
+        card = path.with_suffix(".card.md")
+        with atomic(card) as place:
+            place.write_text(model_card(deployed, *(held or ()), name=f"Model of {data.name}"), encoding="utf-8")
+    shown = _facts(deployed.certificate)
+    facts: dict[str, Any] = {
+        "data": str(data),
+        "task": table.task,
+        "inferred": task is None,
+        "target": table.name,
+        "rows": len(table.target),
+        "features": len(table.features.columns),
+        "classes": None if deployed.meaning.classes is None else len(deployed.meaning.classes),
+        "trained_on": len(rows),
+        "tested_on": len(test),
+        "epochs": estimator.n_iter_,
+        "best_epoch": estimator.best_epoch_,
+        "bound_standardised": bound,
+        **{name: shown[name] for name in ("bound", "status", "reason", "rigorous", "fingerprint")},
+        "test": figures,
+        "model": str(path),
+        "card": str(card),
+        "notes": notes,
+    }
+    return _done(facts, begin, machine)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What numbers or sizes out of all proportion raise, as a refusal."""
+    try:
+        yield
+    except (LdltError, OSError):
+        raise
+    except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise OptionError(f"{what} failed: {error or type(error).__name__}") from error
+
+
+def _fit(table: Any, rows: Any, options: Mapping[str, Any], show: bool) -> tuple[Any, list[str]]:
+    """A fitted estimator, and what there is to say about its training."""
+    import ldlt  # noqa: PLC0415
+
+    kind = ldlt.LipschitzRegressor if table.task == "regression" else ldlt.LipschitzClassifier
+    progress = Progress(options["epochs"], show=show)
+    estimator = kind(**options, callback=lambda epoch: progress.tell(str(epoch), epoch.epoch))
+    with warnings.catch_warnings(record=True) as caught, progress:
+        warnings.simplefilter("always")
+        estimator.fit(table.features.iloc[rows], table.target[rows])
+    estimator.set_params(callback=None)
+    notes = [str(w.message) for w in caught if not progress.interrupted or "interrupted" not in str(w.message)]
+    if progress.interrupted:
+        if not estimator.best_epoch_:
+            raise KeyboardInterrupt
+        notes.append(f"training was interrupted; the network of epoch {estimator.best_epoch_} was kept")
+    return estimator, notes
+
+
+def _test(estimator: Any, deployed: Any, features: Any, target: Any) -> dict[str, Any]:
+    """Figures on rows that were not trained on."""
+    import numpy as np  # noqa: PLC0415
+
+    if deployed.meaning.task == "classification":
+        shares = estimator.certified_accuracy(features, target, RADII, units="standard")
+        return {
+            "accuracy": float(estimator.score(features, target)),
+            "largest_class": float(np.unique(target, return_counts=True)[1].max() / len(target)),
+            "radii": list(RADII),
+            "certified_accuracy": [float(s) for s in shares],
+            "median_radius": float(np.median(deployed.certified_radius(features))),
+        }
+    error = estimator.predict(features) - target
+    square, variance = float((error**2).mean()), float(np.var(target))
+    return {
+        "mean_absolute_error": float(np.abs(error).mean()),
+        "root_mean_square_error": math.sqrt(square),
+        "explained": 1 - square / variance if variance > 0 else None,
+        "change_per_unit": float(deployed.certificate.output_bounds().max()),
+    }
+
+
+# -- predict -----------------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "ldlt predict data.ldlt.onnx new.csv --out found.csv\n\n"
+    "ldlt predict price.ldlt.onnx new.csv --radius 0.1   (with the ends of an interval)"
+)
+def predict(
+    model: Annotated[Path, _file("File that ldlt train or ldlt.save wrote.")],
+    data: Data,
+    radius: Radius = None,
+    separator: Separator = ",",
+    out: Out = None,
+    machine: Json = False,
+) -> int:
+    """Predict the rows of a CSV table with a model that carries its certificate, which is proven again first.
+
+    A classifier tells the class and the certified radius: no row closer than that, in the units of the table, has
+    another prediction. A regressor tells the value, and with --radius what it can become.
+    """
+    from ldlt import load, tables, verify  # noqa: PLC0415
+    from ldlt.files_atomic import atomic  # noqa: PLC0415
+
+    deployed = load(model)
+    verify(deployed)
+    names = deployed.meaning.features
+    features = tables.read_features(data, names, separator)
+    given, wanted = len(features.columns), math.prod(deployed.input_shape)
+    if given != wanted:
+        raise OptionError(f"'{data}' has {given} columns, the model reads {wanted}")
+    columns = _predictions(
+        deployed, features if names else features.to_numpy().reshape(-1, *deployed.input_shape), radius
+    )
+    rows = list(zip(*columns.values(), strict=True))
+    buffer = io.StringIO()
+    if machine:
+        print(_json([dict(zip(columns, row, strict=True)) for row in rows]), file=buffer)
+    else:
+        csv.writer(buffer, lineterminator="\n").writerows([list(columns), *rows])
+    if out is None:
+        print(buffer.getvalue(), end="")
+    else:
+        with atomic(out) as place:
+            place.write_text(buffer.getvalue(), encoding="utf-8")
+    return 0
+
+
+def _predictions(deployed: Any, x: Any, radius: float | None) -> dict[str, list[Any]]:
+    """Columns by name."""
+    if deployed.meaning.task == "classification":
+        if radius is not None:
+            raise typer.BadParameter("--radius is for regressors; a classifier tells the radius of every prediction")
+        classes, radii = deployed.predict_certified(x)
+        return {"prediction": classes.tolist(), "certified_radius": radii.tolist()}
+    outputs = deployed.predict(x).reshape(len(x), -1)
+    names = [""] if outputs.shape[1] == 1 else [f"output_{i}" for i in range(outputs.shape[1])]
+    columns = {name or "prediction": outputs[:, i].tolist() for i, name in enumerate(names)}
+    if radius is not None:
+        ends = deployed.predict_interval(x, radius)
+        for i, name in enumerate(names):
+            for end, values in zip(("lower", "upper"), ends, strict=True):
+                columns[f"{name}_{end}".lstrip("_")] = values.reshape(outputs.shape)[:, i].tolist()
+    return columns
+
+
+# -- certify -----------------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "ldlt certify net.onnx --out net.cert.json   (a file that others can check)\n\n"
+    "ldlt certify net.onnx --time-limit 60\n\n"
+    "ldlt certify net.onnx --output-name logits   (without the softmax behind them)\n\n"
+    "ldlt certify net.onnx --center x.npy --radius 0.1 --box   (in a region only)"
+)
+def certify(
+    model: Annotated[Path, _file("Network, an ONNX file.")],
+    method: Annotated[Method, _opt("How to search; 'product' multiplies norms.")] = "optimal",
+    input_shape: Annotated[Any, _opt("Shape of one input, such as 784 or 1,28,28.", parser=_sizes)] = None,
+    input_name: InputName = None,
+    output_name: OutputName = None,
+    time_limit: Annotated[float | None, _opt("Seconds; what was found is valid.", _LEAST_0)] = None,
+    tolerance: Annotated[float, _opt("Relative, of the search.", _POSITIVE)] = 1e-4,
+    center: Annotated[
+        str | None, _opt("Bound a region around this input: a .npy file, numbers with commas, or one for all entries.")
+    ] = None,
+    radius: Radius = None,
+    box: Annotated[bool, typer.Option("--box", help="Entry by entry within the radius, instead of a ball.")] = False,
+    out: Out = None,
+    machine: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Bound the Lipschitz constant (Euclidean norm) of a trained network, and prove the bound for its weights.
+
+    The network is an ONNX file. It is data: nothing in it is executed, and no other file is opened. Ctrl-C ends the
+    search: the best bound so far is proven and reported; once more, and the command is given up. The exit code is 1 if
+    there is no bound, or none that could be proven.
+    """
+    begin = time.perf_counter()
+    if (center is None) != (radius is None) or (box and center is None):
+        raise typer.BadParameter("a region needs both --center and --radius")
+    if time_limit is not None and method != "optimal":
+        raise typer.BadParameter(f"--time-limit is for the search of --method optimal; {method} has none")
+    if out is not None and out.exists() and out.samefile(model):
+        raise typer.BadParameter(f"cannot write '{out}': it is the model")
+    import ldlt  # noqa: PLC0415
+
+    network = _network(model, input_name, output_name, input_shape)
+    region = None if center is None else _region(center, radius or 0.0, box, network.input_shape)
+    last: Any = None
+    progress = Progress(show=not (machine or quiet))
+
+    def tell(step: Any) -> None:
+        nonlocal last
+        last = step
+        progress.tell(f"bound {step.bound:.6g}   best possible {step.lower:.6g}")
+
+    with progress:
+        searched = time.perf_counter()
+        certificate = ldlt.certify(
+            network.module,
+            network.input_shape,
+            method=method,
+            region=region,
+            time_limit=time_limit,
+            tolerance=tolerance,
+            progress=tell,
+        )
+    late = time_limit is not None and time.perf_counter() - searched > time_limit
+    facts = {"model": str(model), **_facts(certificate), "interrupted": progress.interrupted}
+    known = last is not None and last.lower > 0 and certificate.is_certified
+    facts["gap"] = gap = max(certificate.bound / last.lower - 1, 0.0) if known else None
+    notes = _rigour(certificate)
+    if progress.interrupted or (late and not (known and last.bound <= last.lower * (1 + tolerance))):
+        why = "the search was interrupted" if progress.interrupted else "the time limit was reached"
+        notes.append(f"{why}; the bound is the best found until then")
+    if gap is not None and gap > 0.01:
+        notes.append(f"the best multipliers may lower the bound, by {100 * gap / (1 + gap):.0f} % at most")
+    trouble = None
+    if out is not None and certificate.is_certified:
+        try:
+            certificate.save(out)
+        except (OSError, LdltError) as error:  # the bound is not lost
+            trouble = error
+    saved = out is not None and certificate.is_certified and trouble is None
+    facts |= {"file": str(out) if saved else None, "notes": notes if certificate.is_certified else []}
+    code = _done(facts, begin, machine)
+    if trouble is not None:
+        raise OptionError(f"cannot write '{out}': {trouble}")
+    return code
+
+
+def _network(path: Path, input_name: str | None, output_name: str | None, shape: tuple[int, ...] | None) -> Any:
+    from ldlt import read_onnx  # noqa: PLC0415
+
+    if path.suffix.lower() != ".onnx":
+        raise OptionError(
+            f"'{path}' is not an ONNX file: write one with ldlt.save or torch.onnx.export. Only ONNX is read, because "
+            "it is data; other formats, such as the pickles of torch.save, can execute code when they are read"
+        )
+    return read_onnx(path, input_name=input_name, output_name=output_name, input_shape=shape)
+
+
+def _region(center: str, radius: float, box: bool, shape: tuple[int, ...]) -> Region:
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    from ldlt import Region  # noqa: PLC0415
+
+    try:
+        if center.lower().endswith(".npy"):
+            # Mapped, a header that promises more than the file holds is an error before memory is allocated.
+            found = np.lib.format.open_memmap(center, mode="r")
+            if found.dtype.kind not in "fiu" or found.shape not in (shape, (1, *shape), (math.prod(shape),)):
+                raise ValueError(f"it has {found.dtype} entries of shape {found.shape}, an input has {shape}")
+            values = np.array(found, dtype=np.float64)
+        else:
+            values = np.array([float(part) for part in center.split(",")])
+            values = np.broadcast_to(values, math.prod(shape)).copy()
+    except Exception as error:  # a file must not be able to raise anything else
+        raise OptionError(f"--center must be a .npy file of numbers, or numbers with commas: {error}") from error
+    size = torch.tensor(radius, dtype=torch.float64)
+    point = torch.from_numpy(values).reshape(shape)
+    return Region("box", point, size.expand(shape).clone()) if box else Region("ball", point, size)
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "ldlt verify net.cert.json net.onnx\n\n"
+    "ldlt verify net.onnx   (the certificate that ldlt train or ldlt.save put into the file)"
+)
+def verify(
+    certificate: Annotated[Path, _file("File that ldlt certify --out wrote, or a model that carries its certificate.")],
+    model: Annotated[Path | None, _file("Network, an ONNX file, if the certificate is in a file of its own.")] = None,
+    input_name: InputName = None,
+    output_name: OutputName = None,
+    machine: Json = False,
+) -> int:
+    """Check a certificate against a network, without trusting whoever made it.
+
+    The bound is proven again from the network's own weights. If the outcome is 'rigorous', all rounding errors are
+    accounted for. The exit code is 1 if the certificate is rejected.
+    """
+    begin = time.perf_counter()
+    if model is None and (certificate.suffix == ".json" or input_name or output_name):
+        raise typer.BadParameter("the network is missing: ldlt verify net.cert.json net.onnx")
+    import ldlt  # noqa: PLC0415
+
+    facts: dict[str, Any] = {"certificate": str(certificate), "model": str(model or certificate)}
+    try:
+        if model is None:
+            proven = ldlt.verify(certificate)
+        else:
+            stated = ldlt.Certificate.load(certificate)
+            proven = ldlt.verify(stated, _network(model, input_name, output_name, stated.input_shape).module)
+        facts |= {"verified": True, **_facts(proven), "created": proven.created, "notes": _rigour(proven)}
+    except CertificateError as error:
+        facts |= {"verified": False, "status": "rejected", "reason": str(error), "notes": []}
+    return _done(facts, begin, machine)
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+def _rigour(certificate: Certificate) -> list[str]:
+    note = "the bound is not rigorous: rounding is accounted for by margins, not by a proof"
+    return [] if certificate.rigorous else [note]
+
+
+def _facts(certificate: Certificate) -> dict[str, Any]:
+    """What a certificate says."""
+    region, k = certificate.region, certificate.outputs
+    pairs = largest = where = None
+    if certificate.is_certified and k > 1:
+        # Without a table all pairs have the same constant: two outputs tell it.
+        shown = certificate if certificate.gram is not None else replace(certificate, outputs=2)
+        largest = float(shown.pair_bounds().max())
+        pairs = certificate.pair_bounds().tolist() if k <= SHOWN_OUTPUTS else None
+    if region is not None:
+        sizes = region.radius.double().reshape(-1).tolist()
+        size = sizes[0] if len(set(sizes)) == 1 else sizes
+        where = {"kind": region.kind, "center": region.center.double().reshape(-1).tolist(), "radius": size}
+    stated = ("bound", "status", "reason", "rigorous", "method", "residual", "fingerprint")
+    return {
+        "input_shape": list(certificate.input_shape),
+        "inputs": math.prod(certificate.input_shape),
+        "outputs": k,
+        "region": where,
+        **{name: getattr(certificate, name) for name in stated},
+        "largest_pair_bound": largest,
+        "pair_bounds": pairs,
+    }
+
+
+def _done(facts: Mapping[str, Any], begin: float, machine: bool) -> int:
+    """Print what was found; 0 if something is certified, else 1."""
+    facts = {**facts, "seconds": time.perf_counter() - begin}
+    if machine:
+        print(_json(facts))
+    else:
+        rows = list(_rows(facts))
+        width = max(len(name) for name, _ in rows)
+        print("\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows))
+        print("".join(f"\nnote: {note}" for note in facts["notes"]), end="\n" * bool(facts["notes"]))
+    return 0 if facts["status"] == "certified" else 1
+
+
+def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values for people, without what is not known; bounds are rounded up, radii down."""
+    for name, value in facts.items():
+        label = prefix + name.replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from _rows(value, f"{label} ")
+        elif isinstance(value, float) and name.endswith(("bound", "per_unit", "radius")):
+            direction = ROUND_FLOOR if name.endswith("radius") else ROUND_CEILING
+            yield label, "none" if not math.isfinite(value) else _rounded(value, direction)
+        elif name not in ("notes", "pair_bounds") and str(value) not in ("", "None", "nan"):
+            values = value if isinstance(value, list) else [value]
+            texts = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values[:_SHOWN]]
+            text = ", ".join(texts) + ", …" * (len(values) > _SHOWN)
+            yield label, {"True": "yes", "False": "no"}.get(text, text)
+
+
+def _rounded(value: float, direction: str) -> str:
+    """A number in few digits, rounded in a direction.
+
+    >>> _rounded(1 / 3, ROUND_CEILING), _rounded(2.0, ROUND_FLOOR)
+    ('0.333333334', '2')
+    """
+    return format(Context(prec=9, rounding=direction).create_decimal_from_float(value), "g")
+
+
+def _json(data: Any) -> str:
+    """As JSON, which has no numbers that are not finite: null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, Mapping):
+            return {k: finite(v) for k, v in value.items()}
+        return [finite(v) for v in value] if isinstance(value, list) else value
+
+    return json.dumps(finite(data), allow_nan=False)

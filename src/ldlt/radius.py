@@ -47,7 +47,7 @@ class Curve:
     accuracy: Tensor
 
     def at(self, radius: float) -> float:
-        """Accuracy at a radius ≥ 0, as :func:`certified_accuracy` counts it: a radius must be exceeded."""
+        """Accuracy at a radius ≥ 0, which must be exceeded."""
         if not radius >= 0:
             raise OptionError(f"a radius must not be negative, it is {radius!r}")
         place = torch.searchsorted(self.radii, float(radius), right=True) - 1
@@ -117,29 +117,6 @@ def certified_radius(
     return raw if error is None else torch.where(radius.isinf(), radius, _down(raw).clamp_min(0.0))
 
 
-def certified_accuracy(
-    logits: Tensor,
-    labels: Tensor,
-    pair_bounds: Tensor | PairBounds,
-    radii: Sequence[float] = (0.0,),
-    *,
-    error: Tensor | float | None = None,
-    scale: Tensor | float | None = None,
-) -> dict[float, float]:
-    """Share of samples that are classified correctly *and* certified beyond each radius.
-
-    Args:
-        logits: (batch, k).
-        labels: (batch,), the true classes.
-        pair_bounds: As for :func:`certified_radius`.
-        radii: Radii; at radius 0 a tie counts as wrong.
-        error: As for :func:`certified_radius`.
-        scale: As for :func:`certified_radius`; the radii are then in raw units.
-    """
-    radius, correct = _certified(logits, labels, pair_bounds, error, scale)
-    return {float(r): float((correct & (radius > r)).double().mean()) for r in radii}
-
-
 def certified_curve(
     logits: Tensor,
     labels: Tensor,
@@ -163,27 +140,30 @@ def certified_curve(
         >>> curve.radii.tolist(), [round(a, 2) for a in curve.accuracy.tolist()], curve.area
         ([0.0, 1.0, 2.0], [0.67, 0.33, 0.0], 1.0)
     """
-    radius, correct = _certified(logits, labels, pair_bounds, error, scale)
-    if not len(radius):
-        raise ShapeError("an accuracy needs at least one sample")
-    counted = radius[correct].sort().values
+    if tuple(labels.shape) != tuple(logits.shape[:1]) or not len(labels):
+        raise ShapeError(f"labels must have shape ({logits.shape[0]},), not {tuple(labels.shape)}, at least one sample")
+    radius = certified_radius(logits, pair_bounds, error=error, scale=scale)
+    counted = radius[_predicted(logits.detach().double()) == labels.to(logits.device)].sort().values
     radii = torch.cat([counted.new_zeros(1), counted]).unique()
     above = len(counted) - torch.searchsorted(counted, radii, right=True)
     return Curve(radii, above.double() / len(radius))
 
 
-def _certified(
+def certified_accuracy(
     logits: Tensor,
     labels: Tensor,
     pair_bounds: Tensor | PairBounds,
-    error: Tensor | float | None,
-    scale: Tensor | float | None,
-) -> tuple[Tensor, Tensor]:
-    """Radii, and whether the prediction is right, (batch,) each."""
-    if tuple(labels.shape) != tuple(logits.shape[:1]):
-        raise ShapeError(f"labels must have shape ({logits.shape[0]},), not {tuple(labels.shape)}")
-    radius = certified_radius(logits, pair_bounds, error=error, scale=scale)
-    return radius, _predicted(logits.detach().double()) == labels.to(logits.device)
+    radii: Sequence[float] = (0.0,),
+    *,
+    error: Tensor | float | None = None,
+    scale: Tensor | float | None = None,
+) -> dict[float, float]:
+    """Share of samples that are classified correctly *and* certified beyond each of some radii.
+
+    At radius 0 a tie counts as wrong. The arguments are those of :func:`certified_curve`.
+    """
+    curve = certified_curve(logits, labels, pair_bounds, error=error, scale=scale)
+    return {float(r): curve.at(float(r)) for r in radii}
 
 
 def _predicted(values: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,18 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from ldlt.activations import MaxMin
 from ldlt.certificates import Certificate
+from ldlt.check import choice, finite, positive, whole
 from ldlt.engine.network import Lipschitz
 from ldlt.errors import BoundError, OptionError
 from ldlt.estimators.certification import certificate_of
-from ldlt.estimators.fitting import AdamW, Batches, Epoch, RowLoss, Trainer
-from ldlt.estimators.rows import Array, Rows, merge
-from ldlt.estimators.scaling import location_and_scale
+from ldlt.estimators.fitting import Batches, Epoch, RowLoss, Trainer
+from ldlt.estimators.rows import Array, Rows, location_and_scale, merge
 from ldlt.nn import FeedForward, Residual, Standardise
+from ldlt.progress import Progress
 from ldlt.rounding import forward_error
 
 __all__ = ["ACTIVATIONS", "ARCHITECTURES", "WIDE", "LipschitzEstimator"]
@@ -54,8 +56,33 @@ _ALPHA = 3e-3  # start value of α that trains well on tables
 _ROWS_AT_ONCE = 16384
 
 
+@dataclass(eq=False, repr=False)
 class LipschitzEstimator(BaseEstimator):
-    """Base of :class:`ldlt.LipschitzClassifier` and :class:`ldlt.LipschitzRegressor`.
+    """Base of :class:`ldlt.LipschitzClassifier` and :class:`ldlt.LipschitzRegressor`: the arguments they share.
+
+    Args:
+        hidden: Widths of the hidden layers.
+        architecture: ``"residual"`` (LDLT-R), ``"feedforward"`` (LDLT-L), or ``"auto"``: the first one, but the second
+            one for more than 256 features, where it trains much faster.
+        activation: A key of :data:`ldlt.estimators.base.ACTIVATIONS`.
+        bound: ℓ of the network, on standardised features.
+        loss: Of every row; see the estimator.
+        learning_rate: Step size of AdamW at the start of :meth:`fit`; it falls to zero along a cosine.
+        weight_decay: Of AdamW.
+        epochs: Largest number of passes over the rows.
+        batch_size: Rows per step. ``"auto"``: 256, but 4 to 32 steps per epoch.
+        early_stopping: Hold out rows, keep the epoch with the smallest loss on them, stop after ``patience`` epochs
+            without a smaller one.
+        validation_fraction: Share of the rows held out, for a classifier of every class.
+        patience: See ``early_stopping``.
+        standardise: ``"features"``: every feature is centred and divided by its standard deviation. ``"scale"``:
+            centred, and all divided by the same number, so that Euclidean radii in the units of the data are those in
+            standardised units times that number. False: neither.
+        warm_start: :meth:`fit` continues from the network at hand, with its standardisation.
+        certify_seconds: Time limit of the search for a certificate; None is no limit.
+        callback: Called with an :class:`ldlt.estimators.Epoch` after every epoch.
+        random_state: Seed of everything random.
+        verbose: Tell progress, where standard error is a terminal.
 
     Attributes:
         model_: The deployed model in float64 and evaluation mode: standardisation, frozen network, and for a regressor
@@ -67,45 +94,33 @@ class LipschitzEstimator(BaseEstimator):
         validation_curve_: Mean loss of the validation rows after every epoch; empty without early stopping.
         best_epoch_: The epoch whose parameters were kept.
         n_iter_: Epochs in all.
-        n_samples_fit_: Rows of positive weight that it was trained on; with :meth:`partial_fit`, of all calls.
+        n_samples_fit_: Rows of positive weight that it was trained on; with ``partial_fit``, of all calls.
         n_features_in_: Number of features d.
         feature_names_in_: Names of the features, if they were fitted as a data frame.
     """
 
-    # Set by the constructors of the subclasses, which scikit-learn reads parameters from.
-    hidden: Any
-    architecture: Any
-    activation: Any
-    bound: Any
-    loss: Any
-    learning_rate: Any
-    weight_decay: Any
-    epochs: Any
-    batch_size: Any
-    early_stopping: Any
-    validation_fraction: Any
-    patience: Any
-    standardise: Any
-    warm_start: Any
-    certify_seconds: Any
-    callback: Any
-    random_state: Any
-    verbose: Any
+    hidden: Sequence[int] = (64, 64)
+    _: KW_ONLY
+    architecture: str = "auto"
+    activation: str = "relu"
+    bound: float = 1.0
+    loss: str = "margin"
+    learning_rate: float = 5e-3
+    weight_decay: float = 1e-4
+    epochs: int = 100
+    batch_size: int | str = "auto"
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    patience: int = 20
+    standardise: str | bool = "features"
+    warm_start: bool = False
+    certify_seconds: float | None = 30.0
+    callback: Callable[[Epoch], object] | None = None
+    random_state: Any = None
+    verbose: int = 0
 
-    model_: nn.Sequential
-    network_: Lipschitz
-    mean_: Array
-    scale_: Array
-    loss_curve_: list[float]
-    validation_curve_: list[float]
-    n_iter_: int
-    n_samples_fit_: int
-    _random: np.random.Generator
-    _optimiser: AdamW | None
-    _certificates: dict[str, Certificate]
-
-    _losses: tuple[str, ...] = ()
-    _stratify = False
+    _losses: ClassVar[tuple[str, ...]] = ()
+    _stratify: ClassVar[bool] = False
 
     # -- what subclasses say -----------------------------------------------------------------------------------------
 
@@ -120,55 +135,43 @@ class LipschitzEstimator(BaseEstimator):
         """Weights of the rows in the loss (n,)."""
         return rows.weight
 
-    def _tail(self) -> list[nn.Module]:
-        """Layers behind the frozen network."""
-        return []
-
-    def _steepest_tail(self) -> float:
-        """Constant of the layers behind the frozen network."""
-        return 1.0
+    def _tail(self) -> tuple[list[nn.Module], float]:
+        """Layers behind the frozen network, and their constant."""
+        return [], 1.0
 
     def _quality(self, certificate: Certificate) -> float:
         """Which certificate to prefer: the smaller the better."""
         raise NotImplementedError
 
-    # -- options -----------------------------------------------------------------------------------------------------
+    # -- arguments and rows ------------------------------------------------------------------------------------------
 
     def _check_options(self) -> None:
-        _choice("architecture", self.architecture, ("auto", *ARCHITECTURES))
-        _choice("activation", self.activation, tuple(ACTIVATIONS))
-        _choice("loss", self.loss, self._losses)
-        _choice("standardise", self.standardise, ("features", "scale", False))
-        if not _is_number(self.bound) or not (math.isfinite(self.bound) and self.bound > 0):
-            raise BoundError(f"bound must be a positive finite number, not {self.bound!r}")
+        choice("architecture", self.architecture, ("auto", *ARCHITECTURES))
+        choice("activation", self.activation, tuple(ACTIVATIONS))
+        choice("loss", self.loss, self._losses)
+        choice("standardise", self.standardise, ("features", "scale", False))
+        positive("bound", self.bound, BoundError)
         self._widths()
-        _number("learning_rate", self.learning_rate, above=0.0)
-        _number("weight_decay", self.weight_decay, least=0.0)
-        _number("validation_fraction", self.validation_fraction, above=0.0, below=1.0)
-        _whole("epochs", self.epochs)
-        _whole("patience", self.patience)
+        positive("learning_rate", self.learning_rate)
+        finite("weight_decay", self.weight_decay, least=0.0)
+        finite("validation_fraction", self.validation_fraction, above=0.0, below=1.0)
+        whole("epochs", self.epochs)
+        whole("patience", self.patience)
         if self.batch_size != "auto":
-            _whole("batch_size", self.batch_size, "'auto' or ")
+            whole("batch_size", self.batch_size)
         if self.certify_seconds is not None:
-            _number("certify_seconds", self.certify_seconds, least=0.0)
+            finite("certify_seconds", self.certify_seconds, least=0.0)
         if self.callback is not None and not callable(self.callback):
             raise OptionError(f"callback must be a function of an epoch, or None, not {self.callback!r}")
 
     def _widths(self) -> list[int]:
-        given = self.hidden
-        widths = [given] if isinstance(given, numbers.Integral) else given
-        if isinstance(widths, str) or not isinstance(widths, Sequence | np.ndarray):
-            raise OptionError(f"hidden must be a tuple of widths such as (64, 64), not {given!r}")
-        for width in widths:
-            if isinstance(width, bool) or not isinstance(width, numbers.Integral) or width < 1:
-                raise OptionError(f"hidden must consist of positive whole numbers, not {given!r}")
-        if not len(widths):
-            raise OptionError("hidden must have at least one layer")
+        given: Any = [self.hidden] if isinstance(self.hidden, numbers.Integral) else self.hidden
+        if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray) or not len(given):
+            raise OptionError(f"hidden must be a tuple of widths such as (64, 64), not {self.hidden!r}")
+        widths = [whole("each width of hidden", width) for width in given]
         if self.activation == "maxmin" and any(width % 2 for width in widths):
-            raise OptionError(f"activation='maxmin' sorts pairs of neurons: widths must be even, not {given!r}")
-        return [int(width) for width in widths]
-
-    # -- rows --------------------------------------------------------------------------------------------------------
+            raise OptionError(f"activation='maxmin' sorts pairs of neurons: widths must be even, not {self.hidden!r}")
+        return widths
 
     def _read(
         self, X: Any, y: Any, sample_weight: Any, *, reset: bool, **options: Any
@@ -191,11 +194,26 @@ class LipschitzEstimator(BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
 
-    def _goes_on(self) -> bool:
-        """Whether :meth:`fit` continues from the network at hand."""
-        return bool(self.warm_start) and hasattr(self, "model_")
-
     # -- training ----------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train.
+
+        Args:
+            X: Features (n, d), an array or a data frame of numbers.
+            y: Classes (n,), or targets (n,) or (n, m).
+            sample_weight: (n,), not negative. A weight of zero is the same as leaving the row out, a whole number the
+                same as repeating it.
+
+        Raises:
+            ValueError: The data are not finite numbers, there is only one class, or an option has no meaning.
+        """
+        self._fit(X, y, sample_weight, fresh=not (self.warm_start and hasattr(self, "model_")), once=False)
+        return self
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, *, fresh: bool, once: bool) -> None:
+        """Check and encode targets, then :meth:`_learn`."""
+        raise NotImplementedError
 
     def _learn(self, x: Array, target: Array, weight: Array, *, outputs: int, fresh: bool, once: bool) -> None:
         """Train on checked rows.
@@ -206,38 +224,47 @@ class LipschitzEstimator(BaseEstimator):
             weight: Weights (n,).
             outputs: Outputs of the network k.
             fresh: Start anew: scale and network.
-            once: One epoch at a constant step size, without validation rows (:meth:`partial_fit`).
+            once: One epoch at a constant step size, without validation rows (``partial_fit``).
         """
         rows = merge(x, target, weight)
         self.n_samples_fit_ = int((weight > 0).sum()) + (0 if fresh or not once else self.n_samples_fit_)
+        seed = 0
         if fresh:
             seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=2)
-            self._random = np.random.default_rng(int(seeds[0]))
+            self._random, seed = np.random.default_rng(int(seeds[0])), int(seeds[1])
         train, held = rows, None
         if self.early_stopping and not once:
             train, held = rows.split(self.validation_fraction, self._random, by_target=self._stratify)
         if fresh:
-            self._start(rows, outputs, int(seeds[1]))
+            self._start(rows, outputs, seed)
         trainer = Trainer(self.network_, self._row_loss(), float(self.weight_decay), self._optimiser)
-        history = trainer.run(
-            self._batches(train, Batches.steps_for(len(train), self.batch_size)),
-            None if held is None else self._batches(held, 1),
-            learning_rate=float(self.learning_rate),
-            epochs=1 if once else int(self.epochs),
-            patience=int(self.patience),
-            decay=not once,
-            random=self._random,
-            report=self._report,
-        )
-        self._optimiser = trainer.state
-        self.loss_curve_ += history.loss
-        self.validation_curve_ += history.validation
-        self.best_epoch_ = self.n_iter_ + history.best_epoch
-        self.n_iter_ += len(history.loss)
+        epochs = 1 if once else int(self.epochs)
+        with Progress(epochs, show=bool(self.verbose)) as progress:
+
+            def report(epoch: Epoch) -> None:
+                progress.tell(str(epoch), epoch.epoch)
+                if self.callback is not None:
+                    self.callback(epoch)
+
+            trainer.run(
+                self._batches(train, Batches.steps_for(len(train), self.batch_size)),
+                None if held is None else self._batches(held, 1),
+                learning_rate=float(self.learning_rate),
+                epochs=epochs,
+                patience=int(self.patience),
+                decay=not once,
+                random=self._random,
+                report=report,
+            )
+        self._optimiser = trainer.optimiser
+        self.loss_curve_ += [epoch.loss for epoch in trainer.epochs]
+        self.validation_curve_ += [epoch.validation for epoch in trainer.epochs if held is not None]
+        self.best_epoch_ = self.n_iter_ + trainer.best_epoch
+        self.n_iter_ += len(trainer.epochs)
         self._deploy()
-        if history.stopped == "interrupted":
+        if trainer.stopped == "interrupted":
             warnings.warn("Training interrupted by user.", stacklevel=4)
-        elif history.stopped == "not finite":
+        elif trainer.stopped == "not finite":
             warnings.warn(
                 "training stopped because the loss was not finite; the parameters before that were kept. "
                 "Try a smaller learning_rate",
@@ -247,14 +274,16 @@ class LipschitzEstimator(BaseEstimator):
 
     def _start(self, rows: Rows, outputs: int, seed: int) -> None:
         d = rows.x.shape[1]
-        if self.standardise:
-            self.mean_, self.scale_ = location_and_scale(rows.x, rows.weight, common=self.standardise == "scale")
-        else:
-            self.mean_, self.scale_ = np.zeros(d), np.ones(d)
+        self.mean_, self.scale_ = np.zeros(d), np.ones(d)
         self._one_scale = self.standardise == "scale"
+        if self.standardise:
+            self.mean_, self.scale_ = location_and_scale(rows.x, rows.weight, common=self._one_scale)
+        name = self.architecture
+        if name == "auto":
+            name = "residual" if d <= WIDE else "feedforward"
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone, which is what is restored
-            self.network_ = self._architecture(d)(
+            self.network_ = ARCHITECTURES[name](
                 d,
                 self._widths(),
                 outputs,
@@ -263,34 +292,18 @@ class LipschitzEstimator(BaseEstimator):
                 alpha=_ALPHA,
                 dtype=torch.float32,
             )
-        self._optimiser = None
-        self.loss_curve_, self.validation_curve_ = [], []
+        self._optimiser: AdamW | None = None
+        self.loss_curve_: list[float] = []
+        self.validation_curve_: list[float] = []
         self.n_iter_ = 0
-
-    def _architecture(self, features: int) -> Callable[..., Lipschitz]:
-        """The network to build."""
-        name = self.architecture
-        if name == "auto":
-            name = "residual" if features <= WIDE else "feedforward"
-        return ARCHITECTURES[name]
 
     def _batches(self, rows: Rows, steps: int) -> Batches:
         weight = self._weights(rows)
         total = weight.sum()
         # Rows of a class whose weight is zero may be all there are in a split.
         even = weight * (len(weight) / total) if total > 0 else weight
-        x = (rows.x - self.mean_) / self.scale_
-        return Batches(_tensor(x), _tensor(self._encode(rows)), _tensor(even), steps)
-
-    def _report(self, epoch: Epoch) -> None:
-        if self.verbose:
-            every = 1 if self.verbose > 1 else max(1, epoch.epochs // 10)
-            if epoch.epoch % every == 0 or epoch.epoch == epoch.epochs:
-                held = "" if math.isnan(epoch.validation) else f"  validation {epoch.validation:.4f}"
-                name = type(self).__name__
-                print(f"[{name}] epoch {epoch.epoch}/{epoch.epochs}  loss {epoch.loss:.4f}{held}", flush=True)
-        if self.callback is not None:
-            self.callback(epoch)
+        parts = (rows.x - self.mean_) / self.scale_, self._encode(rows), even
+        return Batches(*(torch.tensor(part, dtype=torch.float32) for part in parts), steps)
 
     # -- the deployed model ------------------------------------------------------------------------------------------
 
@@ -298,19 +311,22 @@ class LipschitzEstimator(BaseEstimator):
         frozen = copy.deepcopy(self.network_).double().freeze()
         scale = self.scale_[:1].reshape(()) if self._one_scale else self.scale_
         first = Standardise(torch.tensor(self.mean_), torch.tensor(scale))
-        self.model_ = nn.Sequential(first, frozen, *self._tail()).eval().requires_grad_(False)
-        self._certificates = {}
+        self.model_ = nn.Sequential(first, frozen, *self._tail()[0]).eval().requires_grad_(False)
+        self._certificates: dict[str, Certificate] = {}
 
-    def _outputs(self, x: Array) -> Array:
-        """Outputs of the deployed model (n, k)."""
+    def _by_parts(self, x: Array, function: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
+        """Some rows at a time; copies, because arrays may be read-only."""
         with torch.no_grad():
-            found: Array = torch.cat([self.model_(part) for part in _parts(x)]).numpy()
-        return found
+            parts = [function(torch.tensor(x[i : i + _ROWS_AT_ONCE])) for i in range(0, len(x), _ROWS_AT_ONCE)]
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
 
-    def _enclosed(self, x: Array) -> tuple[Tensor, Tensor]:
+    def _outputs(self, x: Array) -> Tensor:
+        """Outputs of the deployed model (n, k)."""
+        return self._by_parts(x, lambda part: (self.model_(part),))[0]
+
+    def _enclosed(self, x: Array) -> list[Tensor]:
         """Outputs (n, k) and bounds on their rounding errors (n, k)."""
-        values, errors = zip(*(forward_error(self.model_, part) for part in _parts(x)), strict=True)
-        return torch.cat(values), torch.cat(errors)
+        return self._by_parts(x, lambda part: forward_error(self.model_, part))
 
     @property
     def certificate_(self) -> Certificate:
@@ -321,7 +337,7 @@ class LipschitzEstimator(BaseEstimator):
         there is a warning.
         """
         check_is_fitted(self)
-        return self._certificate("data", self.model_, float(np.min(self.scale_)), self._steepest_tail())
+        return self._certificate("data", self.model_, float(np.min(self.scale_)), self._tail()[1])
 
     @property
     def standard_certificate_(self) -> Certificate:
@@ -346,37 +362,3 @@ class LipschitzEstimator(BaseEstimator):
                 warnings.warn(f"nothing is certified: {found.reason}", stacklevel=3)
             self._certificates[units] = found
         return self._certificates[units]
-
-
-def _parts(x: Array) -> Iterator[Tensor]:
-    """Rows as tensors, some at a time; copies, because arrays may be read-only."""
-    for i in range(0, len(x), _ROWS_AT_ONCE):
-        yield torch.tensor(x[i : i + _ROWS_AT_ONCE])
-
-
-def _tensor(values: Array) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if not isinstance(value, str | bool) or value not in choices:
-        raise OptionError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
-
-
-def _number(
-    name: str, value: Any, *, above: float = -math.inf, below: float = math.inf, least: float | None = None
-) -> None:
-    good = _is_number(value) and above < value < below and (least is None or value >= least)
-    if not good:
-        low = f"at least {least:g}" if least is not None else f"above {above:g}"
-        high = "" if below == math.inf else f" and below {below:g}"
-        raise OptionError(f"{name} must be a finite number {low}{high}, not {value!r}")
-
-
-def _whole(name: str, value: Any, other: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise OptionError(f"{name} must be {other}a positive whole number, not {value!r}")

@@ -3,9 +3,8 @@ r"""Certificates of deployed models: standardisation, network, and what turns it
 A network that was built with the constant ℓ on standardised inputs has, behind the layer ``x ↦ (x − μ)/σ``, at most
 the constant :math:`ℓ/\min_j σ_j` in the units of the data. That is far from the best: the network is not as steep along
 every feature. So the multipliers it was built with are only where the search for the best ones of the whole model
-starts (:func:`ldlt.certificates.optimise.minimise`). The multipliers found, and those of the construction, are then
-proven for the numbers as they are stored, and the better certificate of the two is returned. If neither proof passes,
-the certificate says that nothing is certified.
+starts. The multipliers found, and those of the construction, are then proven for the numbers as they are stored, and
+the better certificate of the two is returned.
 """
 
 from __future__ import annotations
@@ -58,29 +57,28 @@ def certificate_of(
     graph = trace(model, (features,))
     problem = Problem.build(graph, model)
     names = [a.name for a in graph.activations]
-    candidates: list[Certificate] = []
     built = {n: m.detach().double() for n, m in zip(names, multipliers, strict=True)}
+    candidates: list[Certificate] = []
+
+    def prove(found: dict[str, Tensor], bound: float, method: str) -> None:
+        # A little more than a bound evaluated in floating point; of a constant network, more than zero.
+        room = max((1 + 1e-9) * bound, sys.float_info.min)
+        candidates.append(issue(model, (features,), found, room, method=method))
+
     with contextlib.suppress(InfeasibleError, OverflowError):  # too large for the search; the construction may do
         solution = minimise(problem, start=built, time_limit=time_limit)
-        best = issue(model, (features,), solution.multipliers, _room(solution.bound), method="optimal")
-        if best.is_certified and sum(problem.sizes.values()) > DENSE_COORDINATES:
-            return best  # a second proof would take long
-        candidates.append(best)
+        prove(solution.multipliers, solution.bound, "optimal")
+        if candidates[0].is_certified and sum(problem.sizes.values()) > DENSE_COORDINATES:
+            return candidates[0]  # a second proof would take long
     # On the boundary of what is feasible the bound is not found in floating point, but the proof's own search finds it.
     with contextlib.suppress(OverflowError):
         least = bound_of(problem, built) if names else math.inf
-        start = least if math.isfinite(least) else bound
-        candidates.append(issue(model, (features,), built, _room(start), method="by construction"))
+        prove(built, least if math.isfinite(least) else bound, "by construction")
     if not candidates:
         raise CertificateError(
             f"a constant near {bound:.0e} is beyond floating point: change the units of the features"
         )
     return min(candidates, key=lambda c: (not c.is_certified, quality(c) if c.is_certified else 0.0))
-
-
-def _room(bound: float) -> float:
-    """A little more than a bound evaluated in floating point; of a constant network, more than zero."""
-    return max((1 + 1e-9) * bound, sys.float_info.min)
 
 
 def typical_constant(constants: Tensor) -> float:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.optim import AdamW
 
-from ldlt.adamw import adamw
 from ldlt.engine.network import Lipschitz
 from ldlt.program import ProgramError, record
 
-__all__ = ["AdamW", "Batches", "Epoch", "History", "Trainer"]
+__all__ = ["Batches", "Epoch", "RowLoss", "Trainer"]
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 """Outputs (n, k) and targets (n, k) to the losses of the rows (n,)."""
@@ -43,22 +43,9 @@ class Epoch:
     validation: float
     seconds: float
 
-
-@dataclass
-class History:
-    """What happened.
-
-    Attributes:
-        loss: Per epoch.
-        validation: Per epoch; empty without validation rows.
-        best_epoch: The epoch whose parameters were kept, counted from one; zero if none was finished.
-        stopped: Why training ended early: ``"interrupted"``, ``"not finite"``, ``"no improvement"``, or nothing.
-    """
-
-    loss: list[float] = field(default_factory=list)
-    validation: list[float] = field(default_factory=list)
-    best_epoch: int = 0
-    stopped: str = ""
+    def __str__(self) -> str:
+        held = "" if math.isnan(self.validation) else f"   held rows {self.validation:.4f}"
+        return f"epoch {self.epoch}/{self.epochs}   loss {self.loss:.4f}{held}"
 
 
 @dataclass(frozen=True)
@@ -99,28 +86,6 @@ class Batches:
         return [(self.x[p], self.target[p], w) for p, w in zip(places, weight, strict=True)]
 
 
-@dataclass
-class AdamW:
-    """State of AdamW (:mod:`ldlt.adamw`) on one vector.
-
-    Attributes:
-        first: Mean of the gradients (P,).
-        second: Mean of their squares (P,).
-        steps: Steps done.
-    """
-
-    first: Tensor
-    second: Tensor
-    steps: int = 0
-
-    @torch.no_grad()
-    def step(self, flat: Tensor, grad: Tensor, rate: float, weight_decay: float) -> None:
-        """Move ``flat`` (P,) in place; ``grad`` is overwritten."""
-        self.steps += 1
-        rates = torch.tensor([[rate]], dtype=torch.float64)
-        adamw(flat[None], grad[None], self.first[None], self.second[None], rates, self.steps, weight_decay)
-
-
 class Trainer:
     """A network whose parameters are trained as one vector by AdamW.
 
@@ -128,14 +93,23 @@ class Trainer:
         net: The network; its parameters are set at the end.
         loss: Loss of every row.
         weight_decay: Of AdamW.
-        state: Of an earlier trainer of the same network, to continue; it is changed.
+        optimiser: Of an earlier trainer of the same network, to continue; it is changed.
+
+    Attributes:
+        optimiser: Of the vector of all parameters.
+        epochs: What happened, epoch by epoch.
+        best_epoch: The epoch whose parameters were kept, counted from one; zero if none was finished.
+        stopped: Why training ended early: ``"interrupted"``, ``"not finite"``, ``"no improvement"``, or nothing.
     """
 
-    def __init__(self, net: Lipschitz, loss: RowLoss, weight_decay: float, state: AdamW | None = None) -> None:
-        self.net, self.loss, self.weight_decay = net, loss, weight_decay
+    def __init__(self, net: Lipschitz, loss: RowLoss, weight_decay: float, optimiser: AdamW | None = None) -> None:
+        self.net, self.loss = net, loss
         self._trained = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
-        self.flat = torch.cat([p.detach().reshape(-1) for _, p in self._trained])
-        self.state = state or AdamW(torch.zeros_like(self.flat), torch.zeros_like(self.flat))
+        flat = torch.cat([p.detach().reshape(-1) for _, p in self._trained])
+        self.optimiser = AdamW([flat], weight_decay=weight_decay, fused=True) if optimiser is None else optimiser
+        self.flat: Tensor = self.optimiser.param_groups[0]["params"][0]
+        self.epochs: list[Epoch] = []
+        self.best_epoch, self.stopped = 0, ""
 
     def run(
         self,
@@ -148,7 +122,7 @@ class Trainer:
         decay: bool,
         random: np.random.Generator,
         report: Callable[[Epoch], object],
-    ) -> History:
+    ) -> None:
         """Train; the network then has the parameters of the best epoch (without validation rows, of the last one).
 
         Args:
@@ -161,81 +135,68 @@ class Trainer:
             random: Deals the batches.
             report: Called after every epoch.
         """
-        history, begin = History(), time.perf_counter()
-        total = epochs * train.steps
-        gradient = _Program(self._gradient, total >= _WORTH_RECORDING)
-        outputs = _Program(self._outputs, epochs >= _WORTH_RECORDING)
+        begin, total = time.perf_counter(), epochs * train.steps
+        gradient, outputs = self._gradient, self._outputs
         best, best_loss = self.flat.clone(), math.inf
+        group = self.optimiser.param_groups[0]
         try:
             for epoch in range(epochs):
                 losses = []
                 for step, batch in enumerate(train.deal(random)):
                     passed = (epoch * train.steps + step) / total
-                    rate = learning_rate * (0.5 * (1 + math.cos(math.pi * passed)) if decay else 1.0)
-                    grad, loss = gradient(self.flat, *batch)
+                    group["lr"] = learning_rate * (0.5 * (1 + math.cos(math.pi * passed)) if decay else 1.0)
+                    if passed == 0:
+                        gradient = _recorded(gradient, total, self.flat, *batch)
+                    self.flat.grad, loss = gradient(self.flat, *batch)
                     losses.append(loss)
-                    self.state.step(self.flat, grad, rate, self.weight_decay)
-                mean = float(torch.stack(losses).mean())
-                held = math.nan
+                    self.optimiser.step()
+                mean, held = float(torch.stack(losses).mean()), math.nan
                 if validation is not None:
-                    held = self._validate(outputs, validation)
+                    with torch.no_grad():
+                        if epoch == 0:
+                            outputs = _recorded(outputs, epochs, self.flat, validation.x)
+                        y = outputs(self.flat, validation.x)[0]
+                        held = float((self.loss(y, validation.target) * validation.weight).mean())
                 if not math.isfinite(mean) or (validation is not None and not math.isfinite(held)):
-                    history.stopped = "not finite"
+                    self.stopped = "not finite"
                     break
-                history.loss.append(mean)
-                if validation is not None:
-                    history.validation.append(held)
+                self.epochs.append(Epoch(epoch + 1, epochs, mean, held, time.perf_counter() - begin))
                 if validation is None or held < best_loss:
                     best.copy_(self.flat)
-                    best_loss, history.best_epoch = held, epoch + 1
-                report(Epoch(epoch + 1, epochs, mean, held, time.perf_counter() - begin))
-                if validation is not None and epoch + 1 - history.best_epoch >= patience:
-                    history.stopped = "no improvement"
+                    best_loss, self.best_epoch = held, epoch + 1
+                report(self.epochs[-1])
+                if validation is not None and epoch + 1 - self.best_epoch >= patience:
+                    self.stopped = "no improvement"
                     break
         except KeyboardInterrupt:
-            history.stopped = "interrupted"
-        self._keep(best)
-        return history
-
-    def _keep(self, flat: Tensor) -> None:
+            self.stopped = "interrupted"
+        self.flat.grad = None
         with torch.no_grad():
-            self.flat.copy_(flat)
-            for name, value in self._unflatten(flat).items():
+            self.flat.copy_(best)
+            for name, value in self._unflatten(best).items():
                 self.net.get_parameter(name).copy_(value)
 
     def _unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         parts = flat.split([p.numel() for _, p in self._trained])
         return {name: part.view(p.shape) for (name, p), part in zip(self._trained, parts, strict=True)}
 
-    def _outputs(self, flat: Tensor, x: Tensor) -> tuple[Tensor]:
+    def _outputs(self, flat: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         return (functional_call(self.net, self._unflatten(flat), (x,)),)
 
-    def _gradient(self, flat: Tensor, x: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradient(self, flat: Tensor, x: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             point = flat.detach().requires_grad_()
-            (y,) = self._outputs(point, x)
-            value = (self.loss(y, target) * weight).sum()
+            value = (self.loss(self._outputs(point, x)[0], target) * weight).sum()
             return torch.autograd.grad(value, point)[0], value.detach()
 
-    def _validate(self, outputs: _Program, rows: Batches) -> float:
-        with torch.no_grad():
-            (y,) = outputs(self.flat, rows.x)
-            return float((self.loss(y, rows.target) * rows.weight).mean())
 
-
-class _Program:
-    """A function of tensors, recorded when it is first called, or run as it is."""
-
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], recorded: bool) -> None:
-        self.function, self.recorded = function, recorded
-        self.made: Callable[..., tuple[Tensor, ...]] | None = None
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self.made is None:
-            self.made = self.function
-            if self.recorded:
-                try:
-                    self.made = record(self.function, *inputs)
-                except ProgramError:  # slower, no worse
-                    self.made = self.function
-        return self.made(*inputs)
+def _recorded(
+    function: Callable[..., tuple[Tensor, ...]], runs: int, *inputs: Tensor
+) -> Callable[..., tuple[Tensor, ...]]:
+    """A function as a recorded program, if it will run often enough; else, or where that fails, as it is."""
+    if runs < _WORTH_RECORDING:
+        return function
+    try:
+        return record(function, *inputs)
+    except ProgramError:  # slower, no worse
+        return function

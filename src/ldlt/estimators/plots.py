@@ -1,4 +1,4 @@
-"""Pictures of what is certified."""
+"""Pictures of what is certified; both return the axes, by default those of a new figure (extra ``figures``)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["plot_certified_accuracy", "plot_radii"]
 
 
-def _axes(ax: Any) -> Any:
-    """The given axes, or those of a new figure."""
-    if ax is not None:
-        return ax
-    try:
-        return import_module("matplotlib.pyplot").subplots()[1]
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "figures") from error
-
-
-def _label(units: str) -> str:
-    return {"data": "Euclidean radius (units of the data)", "standard": "Euclidean radius (standardised units)"}[units]
+def _axes(ax: Any, units: str, ylabel: str) -> Any:
+    """The given axes, or those of a new figure, with their labels."""
+    if ax is None:
+        try:
+            ax = import_module("matplotlib.pyplot").subplots()[1]
+        except ImportError as error:
+            raise MissingExtraError("matplotlib", "figures") from error
+    unit = {"data": "units of the data", "standard": "standardised units"}[units]
+    ax.set(xlabel=f"Euclidean radius ({unit})", ylabel=ylabel)
+    return ax
 
 
 def plot_certified_accuracy(
@@ -47,20 +45,14 @@ def plot_certified_accuracy(
         y: True classes (n,).
         radii: Where to evaluate it; by default at 200 points up to the largest certified radius.
         units: ``"data"`` or ``"standard"``, as in :meth:`ldlt.LipschitzClassifier.certified_radius`.
-        ax: Axes to draw on; by default those of a new figure.
-
-    Returns:
-        The axes.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
+        ax: Axes to draw on.
     """
     if radii is None:
         radii = np.linspace(0.0, float(estimator.certified_radius(X, units).max(initial=0.0)), 200).tolist()
     shares = estimator.certified_accuracy(X, y, radii, units)
-    ax = _axes(ax)
+    ax = _axes(ax, units, "certified accuracy")
     ax.plot(radii, shares)
-    ax.set(xlabel=_label(units), ylabel="certified accuracy", ylim=(0.0, 1.02))
+    ax.set(ylim=(0.0, 1.02))
     return ax
 
 
@@ -75,24 +67,15 @@ def plot_radii(
         y: True classes (n,): rows that are classified correctly and those that are not are then told apart.
         units: ``"data"`` or ``"standard"``, as in :meth:`ldlt.LipschitzClassifier.certified_radius`.
         bins: Number of bars.
-        ax: Axes to draw on; by default those of a new figure.
-
-    Returns:
-        The axes.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
+        ax: Axes to draw on.
     """
     found = estimator.certified_radius(X, units)
-    parts = [found]
-    labels: list[str | None] = [None]
-    if y is not None:
-        right = estimator.predict(X) == np.asarray(y).reshape(-1)
-        parts, labels = [found[right], found[~right]], ["correct", "wrong"]
-    ax = _axes(ax)
+    ax = _axes(ax, units, "rows")
     edges = np.linspace(0.0, max(float(found.max(initial=0.0)), np.finfo(np.float64).tiny), bins + 1)
-    ax.hist(parts, bins=edges, stacked=True, label=labels)
-    ax.set(xlabel=_label(units), ylabel="rows")
-    if y is not None:
+    if y is None:
+        ax.hist(found, bins=edges)
+    else:
+        right = estimator.predict(X) == np.asarray(y).reshape(-1)
+        ax.hist([found[right], found[~right]], bins=edges, stacked=True, label=["correct", "wrong"])
         ax.legend()
     return ax

@@ -1,43 +1,33 @@
-"""A regressor that tells what an error of its inputs can do to its output."""
+"""A regressor whose outputs come with certified intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import RegressorMixin
-from torch import Tensor, nn
+from torch import nn
+from torch.nn import functional as F
 
 from ldlt.certificates import Certificate
 from ldlt.estimators.base import LipschitzEstimator
 from ldlt.estimators.certification import typical_constant
-from ldlt.estimators.fitting import Epoch, RowLoss
-from ldlt.estimators.rows import Array, Rows, merge
-from ldlt.estimators.scaling import Restore, location_and_scale
+from ldlt.estimators.fitting import RowLoss
+from ldlt.estimators.rows import Array, Restore, Rows, location_and_scale, merge
 
 __all__ = ["LipschitzRegressor"]
 
-
-def _squared(y: Tensor, target: Tensor) -> Tensor:
-    return torch.square(y - target).mean(-1) / 2
-
-
-def _huber(y: Tensor, target: Tensor) -> Tensor:
-    gap = (y - target).abs()
-    inner = gap.clamp(max=1.0)
-    return (inner * (gap - inner / 2)).mean(-1)
+_LOSSES: dict[str, RowLoss] = {
+    "squared": lambda y, target: torch.square(y - target).mean(-1) / 2,
+    "huber": lambda y, target: F.huber_loss(y, target, reduction="none").mean(-1),
+    "absolute": lambda y, target: (y - target).abs().mean(-1),
+}
 
 
-def _absolute(y: Tensor, target: Tensor) -> Tensor:
-    return (y - target).abs().mean(-1)
-
-
-_LOSSES: dict[str, RowLoss] = {"squared": _squared, "huber": _huber, "absolute": _absolute}
-
-
+@dataclass(eq=False, repr=False)
 class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
     r"""A regressor for tables, of one or several targets, that is Lipschitz by construction.
 
@@ -46,27 +36,10 @@ class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
     constants in the units of the data and of the target.
 
     Args:
-        hidden: Widths of the hidden layers.
-        architecture: ``"residual"`` (LDLT-R), ``"feedforward"`` (LDLT-L), or ``"auto"``: the first one, but the second
-            one for more than 256 features, where it trains much faster.
-        activation: A key of :data:`ldlt.estimators.base.ACTIVATIONS`.
         bound: ℓ of the map from standardised features to standardised targets. The smaller, the narrower the intervals;
             too small a bound cannot follow the data.
         loss: ``"squared"``, ``"huber"`` (with its kink at one standard deviation of the target) or ``"absolute"``.
-        learning_rate: Step size of AdamW at the start of :meth:`fit`; it falls to zero along a cosine.
-        weight_decay: Of AdamW.
-        epochs: Largest number of passes over the rows.
-        batch_size: Rows per step. ``"auto"``: 256, but 4 to 32 steps per epoch.
-        early_stopping: Hold out rows, keep the epoch with the smallest loss on them, stop after ``patience`` epochs
-            without a smaller one.
-        validation_fraction: Share of the rows held out.
-        patience: See ``early_stopping``.
-        standardise: Of the features: ``"features"``, ``"scale"`` or False, as in :class:`ldlt.LipschitzClassifier`.
-        warm_start: :meth:`fit` continues from the network at hand, with its standardisation.
-        certify_seconds: Time limit of the search for a certificate; None is no limit.
-        callback: Called with an :class:`ldlt.estimators.Epoch` after every epoch.
-        random_state: Seed of everything random.
-        verbose: 1: about ten lines of progress; 2: one for every epoch.
+        hidden: This and all other arguments are those of :class:`ldlt.estimators.base.LipschitzEstimator`.
 
     Attributes:
         model_: The deployed model in float64: inputs in the units of the data to outputs in those of the target (see
@@ -83,48 +56,9 @@ class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
         True
     """
 
-    _losses = tuple(_LOSSES)
+    loss: str = "squared"
 
-    def __init__(
-        self,
-        hidden: Sequence[int] = (64, 64),
-        *,
-        architecture: str = "auto",
-        activation: str = "relu",
-        bound: float = 1.0,
-        loss: str = "squared",
-        learning_rate: float = 5e-3,
-        weight_decay: float = 1e-4,
-        epochs: int = 100,
-        batch_size: int | str = "auto",
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        patience: int = 20,
-        standardise: str | bool = "features",
-        warm_start: bool = False,
-        certify_seconds: float | None = 30.0,
-        callback: Callable[[Epoch], object] | None = None,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.hidden = hidden
-        self.architecture = architecture
-        self.activation = activation
-        self.bound = bound
-        self.loss = loss
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.standardise = standardise
-        self.warm_start = warm_start
-        self.certify_seconds = certify_seconds
-        self.callback = callback
-        self.random_state = random_state
-        self.verbose = verbose
+    _losses = tuple(_LOSSES)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -133,21 +67,7 @@ class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LipschitzRegressor:
-        """Train.
-
-        Args:
-            X: Features (n, d), an array or a data frame of numbers.
-            y: Targets (n,) or (n, m).
-            sample_weight: (n,), not negative. A weight of zero is the same as leaving the row out, a whole number the
-                same as repeating it.
-
-        Raises:
-            ValueError: The data are not finite numbers, or an option has no meaning.
-        """
-        return self._fit(X, y, sample_weight, fresh=not self._goes_on(), once=False)
-
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> LipschitzRegressor:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train for one epoch on some rows, at a constant step size.
 
         The first call fixes the standardisation of features and targets: it should see enough rows for that.
@@ -157,22 +77,20 @@ class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
             y: Targets (n,) or (n, m).
             sample_weight: (n,).
         """
-        return self._fit(X, y, sample_weight, fresh=not hasattr(self, "model_"), once=True)
+        self._fit(X, y, sample_weight, fresh=not hasattr(self, "model_"), once=True)
+        return self
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, *, fresh: bool, once: bool) -> LipschitzRegressor:
+    def _fit(self, X: Any, y: Any, sample_weight: Any, *, fresh: bool, once: bool) -> None:
         self._check_options()
         x, raw, weight = self._read(X, y, sample_weight, reset=fresh, multi_output=True, y_numeric=True)
-        target = np.asarray(raw, dtype=np.float64)
-        flat = target.ndim == 1
-        target = target.reshape(len(x), -1)
+        target = np.asarray(raw, dtype=np.float64).reshape(len(x), -1)
         if fresh:
-            self._flat = flat
+            self._flat = np.ndim(raw) == 1
             rows = merge(x, target, weight)
             self.target_mean_, self.target_scale_ = location_and_scale(rows.target, rows.weight)
         elif target.shape[1] != len(self.target_mean_):
             raise ValueError(f"y has {target.shape[1]} targets, the network has {len(self.target_mean_)}")
         self._learn(x, target, weight, outputs=target.shape[1], fresh=fresh, once=once)
-        return self
 
     def _row_loss(self) -> RowLoss:
         return _LOSSES[self.loss]
@@ -181,11 +99,9 @@ class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
         found: Array = (rows.target - self.target_mean_) / self.target_scale_
         return found
 
-    def _tail(self) -> list[nn.Module]:
-        return [Restore(torch.tensor(self.target_mean_), torch.tensor(self.target_scale_))]
-
-    def _steepest_tail(self) -> float:
-        return float(self.target_scale_.max())
+    def _tail(self) -> tuple[list[nn.Module], float]:
+        back = Restore(torch.tensor(self.target_mean_), torch.tensor(self.target_scale_))
+        return [back], float(self.target_scale_.max())
 
     def _quality(self, certificate: Certificate) -> float:
         return typical_constant(certificate.output_bounds())
@@ -194,7 +110,7 @@ class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
 
     def predict(self, X: Any) -> Array:
         """Predicted targets, (n,) or (n, m) as they were fitted."""
-        return self._shaped(self._outputs(self._features(X)))
+        return self._shaped(self._outputs(self._features(X)).numpy())
 
     def predict_interval(self, X: Any, radius: Any) -> tuple[Array, Array]:
         r"""What the prediction can become if the true features differ from the given ones.

@@ -71,6 +71,12 @@ def save(
         >>> ldlt.verify(load(path)).bound == saved.certificate.bound
         True
     """
+    if Path(path).suffix.lower() == ONNX_SUFFIX:
+        from ldlt.export.exported import export_onnx  # noqa: PLC0415
+
+        deployed = deploy(model, certificate, input_shape=input_shape, dtype=dtype)
+        export_onnx(deployed, path)
+        return deployed
     tools = _tools()
     place = writable(path, SUFFIX)
     deployed = deploy(model, certificate, input_shape=input_shape, dtype=dtype)

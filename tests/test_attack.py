@@ -1,4 +1,4 @@
-"""Attacks on predictions, between which and the certified radius the truth lies."""
+"""Attacks: what they find is real, near the truth where that is known, and within what is certified."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ldlt
-from ldlt.empirical import attack_radius, robustness_gap
+from ldlt.attack import ATTACKS, attack_radius, lipschitz_lower_bound, robustness_gap
 
 pytest.importorskip("eagerpy")  # what foolbox is built on; foolbox itself warns when it is imported
 inf = float("inf")
@@ -27,31 +27,24 @@ def check(model, x, labels, found):
     assert [a is not None for a in found.attack] == hit.tolist()
 
 
-@pytest.mark.parametrize(("classes", "size"), [(2, 1.0), (4, 1e3), (3, 1e-4)])
-def test_linear_classifiers(classes, size):
+EACH = [(2, 1.0, [name]) for name in ATTACKS] + [(4, 1e3, ["deepfool", "ddn"]), (3, 1e-4, ["deepfool", "ddn"])]
+
+
+@pytest.mark.parametrize(("classes", "size", "attacks"), EACH)
+def test_linear_classifiers(classes, size, attacks):
     """The certified radius of a linear classifier is the distance; attacks nearly reach it at any scale."""
     model = nn.Linear(6, classes, dtype=torch.float64)
     x = size * torch.randn(40, 6, dtype=torch.float64)
     certified = ldlt.certified_radius(model(x), torch.cdist(model.weight.detach(), model.weight.detach()))
-    found = attack_radius(model, x, attacks=["deepfool", "ddn"], steps=40)
+    found = attack_radius(model, x, attacks=attacks, steps=50)
     check(model, x, model(x).argmax(1), found)
     gap = robustness_gap(certified, found)
     assert gap.samples == 40
+    assert set(found.attack) <= {*attacks}
     assert not len(gap.refuted)
     assert bool((found.radius < 1.05 * certified).all())
     assert 0.95 < gap.ratio <= 1
     assert gap.certified <= gap.attacked
-
-
-@pytest.mark.parametrize("name", ldlt.empirical.ATTACKS)
-def test_each_attack_alone(name):
-    model = nn.Linear(4, 2)
-    x = torch.randn(10, 4)
-    found = attack_radius(model, x, attacks=[name], steps=50)
-    check(model, x, model(x).argmax(1), found)
-    certified = ldlt.certified_radius(model(x), torch.cdist(model.weight.detach(), model.weight.detach()))
-    assert bool((found.radius < 1.05 * certified).all())
-    assert set(found.attack) == {name}
 
 
 def test_certified_radii_hold_on_a_trained_network():
@@ -126,19 +119,57 @@ def test_repeatable_and_leaves_no_trace():
 
 def test_options_and_the_missing_extra(monkeypatch):
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    for attacks in ("ddn", [], ["pgd"]):
-        with pytest.raises(ldlt.OptionError, match="deepfool, ddn, cw"):
-            attack_radius(model, x, attacks=attacks)
-    with pytest.raises(ldlt.OptionError, match="positive"):
-        attack_radius(model, x, steps=0)
-    with pytest.raises(ldlt.ShapeError, match="batch"):
-        attack_radius(model, x[0])
-    with pytest.raises(ldlt.ShapeError, match="labels"):
-        attack_radius(model, x, torch.zeros(3))
-    with pytest.raises(ldlt.ShapeError, match="k ≥ 2"):
+    for options in ({"attacks": "ddn"}, {"attacks": []}, {"attacks": ["pgd"]}, {"steps": 0}, {"batch": 1.5}):
+        with pytest.raises(ldlt.OptionError):
+            attack_radius(model, x, **options)
+    for wrong in (lambda: attack_radius(model, x[0]), lambda: attack_radius(model, x, torch.zeros(3))):
+        with pytest.raises(ldlt.ShapeError):
+            wrong()
+    with pytest.raises(ldlt.ShapeError):
         attack_radius(nn.Linear(3, 1), x)
-    with pytest.raises(ldlt.ShapeError, match="radii"):
+    with pytest.raises(ldlt.ShapeError):
         robustness_gap(torch.ones(3), torch.ones(2))
     monkeypatch.setitem(sys.modules, "foolbox", None)
-    with pytest.raises(ldlt.MissingExtraError, match=r"pip install 'ldlt\[attack\]'"):
+    with pytest.raises(ldlt.MissingExtraError) as caught:
         attack_radius(model, x)
+    assert caught.value.extra == "attack"
+
+
+# -- steep pairs -------------------------------------------------------------------------------------------------------
+
+
+def test_the_steepest_pair_of_a_linear_map_has_its_norm():
+    layer = nn.Linear(6, 3, dtype=torch.float64)
+    found = lipschitz_lower_bound(layer, 6, starts=3, steps=5)
+    norm = float(torch.linalg.matrix_norm(layer.weight.detach(), 2))
+    assert found.value == pytest.approx(norm, rel=1e-9)
+    with torch.no_grad():
+        gap = (layer(found.x) - layer(found.y)).norm() / (found.x - found.y).norm()
+    assert float(gap) == pytest.approx(found.pair, rel=1e-9)
+
+
+def test_steep_pairs_leave_the_model_alone_and_repeat():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))
+    net[1].eval()
+    before = [p.clone() for p in net.parameters()]
+    assert lipschitz_lower_bound(net, 4, starts=4, steps=5, x=torch.randn(2, 4)).value > 0
+    assert [m.training for m in net] == [True, False, True, True]
+    for a, b in zip(before, net.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert b.requires_grad
+        assert b.grad is None
+    torch.manual_seed(99)
+    found = [lipschitz_lower_bound(net, 4, starts=4, steps=5).value for _ in range(2)]
+    assert found[0] == found[1]
+
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones(len(x), 2)
+
+    assert lipschitz_lower_bound(Constant(), 3, starts=2, steps=2).value == 0
+    for options in ({"starts": 0}, {"steps": -1}, {"scale": 0.0}, {"starts": 2.0}):
+        with pytest.raises(ldlt.OptionError):
+            lipschitz_lower_bound(net, 4, **options)
+    for shape, x in ((4, torch.randn(2, 3)), (0, None), ("four", None)):
+        with pytest.raises(ldlt.ShapeError):
+            lipschitz_lower_bound(net, shape, x=x)

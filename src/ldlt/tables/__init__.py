@@ -1,1 +1,0 @@
-"""Tables in CSV files: ``ldlt train`` and ``ldlt predict``."""
