@@ -79,7 +79,7 @@ class Elsewhere(TyperCommand):
             holder.add_typer(found, name=self.name)
         else:
             holder.command(self.name)(found)
-        return typer.main.get_group(holder).commands[self.name]
+        return typer.main.get_group(holder).commands[str(self.name)]
 
 
 class Commands(TyperGroup):

@@ -57,7 +57,8 @@ class _Unpacked(io.RawIOBase):
     """The bytes of a file, which may be compressed, as long as they stay within the limits."""
 
     def __init__(self, path: Path) -> None:
-        self.source: Any = _OPENERS.get(path.suffix.lower(), open)(path, "rb")
+        opener: Any = _OPENERS.get(path.suffix.lower(), open)
+        self.source: Any = opener(path, "rb")
         self.total = self.line = 0
 
     def readable(self) -> bool:

@@ -227,7 +227,7 @@ class LipschitzEstimator(BaseEstimator):
             once: One epoch at a constant step size, without validation rows (``partial_fit``).
         """
         rows = merge(x, target, weight)
-        self.n_samples_fit_ = int((weight > 0).sum()) + (0 if fresh or not once else self.n_samples_fit_)
+        self.n_samples_fit_: int = int((weight > 0).sum()) + (0 if fresh or not once else self.n_samples_fit_)
         seed = 0
         if fresh:
             seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=2)
@@ -256,7 +256,7 @@ class LipschitzEstimator(BaseEstimator):
                 random=self._random,
                 report=report,
             )
-        self._optimiser = trainer.optimiser
+        self._optimiser: AdamW | None = trainer.optimiser
         self.loss_curve_ += [epoch.loss for epoch in trainer.epochs]
         self.validation_curve_ += [epoch.validation for epoch in trainer.epochs if held is not None]
         self.best_epoch_ = self.n_iter_ + trainer.best_epoch
@@ -292,10 +292,10 @@ class LipschitzEstimator(BaseEstimator):
                 alpha=_ALPHA,
                 dtype=torch.float32,
             )
-        self._optimiser: AdamW | None = None
+        self._optimiser = None
         self.loss_curve_: list[float] = []
         self.validation_curve_: list[float] = []
-        self.n_iter_ = 0
+        self.n_iter_: int = 0
 
     def _batches(self, rows: Rows, steps: int) -> Batches:
         weight = self._weights(rows)
@@ -303,7 +303,8 @@ class LipschitzEstimator(BaseEstimator):
         # Rows of a class whose weight is zero may be all there are in a split.
         even = weight * (len(weight) / total) if total > 0 else weight
         parts = (rows.x - self.mean_) / self.scale_, self._encode(rows), even
-        return Batches(*(torch.tensor(part, dtype=torch.float32) for part in parts), steps)
+        x, target, weights = (torch.tensor(part, dtype=torch.float32) for part in parts)
+        return Batches(x, target, weights, steps)
 
     # -- the deployed model ------------------------------------------------------------------------------------------
 
