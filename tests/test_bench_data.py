@@ -31,8 +31,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ldlt.bench import data
-from ldlt.bench.data import (
+from ldlt_bench import data
+from ldlt_bench.data import (
     QUIRKS,
     RECIPES,
     Archive,
@@ -63,11 +63,11 @@ from ldlt.bench.data import (
     unpack,
     verify,
 )
-from ldlt.bench.data import embedded as embedded_module
-from ldlt.bench.data.dataset import encode_labels
-from ldlt.bench.data.folds import stratified_parts, stratified_sample
-from ldlt.bench.data.stream import Stream
-from ldlt.bench.data.table import parse_table
+from ldlt_bench.data import embedded as embedded_module
+from ldlt_bench.data.dataset import encode_labels
+from ldlt_bench.data.folds import stratified_parts, stratified_sample
+from ldlt_bench.data.stream import Stream
+from ldlt_bench.data.table import parse_table
 from ldlt.cli import main
 from ldlt.errors import LdltError, MissingExtraError
 
@@ -435,7 +435,7 @@ def test_other_layouts_and_other_things_are_refused_with_advice(tmp_path):
 
 
 def test_a_member_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("ldlt.bench.data.store.LARGEST", 100)
+    monkeypatch.setattr("ldlt_bench.data.store.LARGEST", 100)
     for kind in ("zip", "folder"):
         archive = Archive(write(tmp_path, files_of("s", simple()), kind))
         with pytest.raises(ArchiveError, match="more than 100"):
@@ -1353,7 +1353,7 @@ def test_fetch_command(server, target, tmp_path, monkeypatch):
 
 def test_fetch_on_the_command_line(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fetch, "__kwdefaults__", fetch.__kwdefaults__ | {"sets": 3})
-    monkeypatch.setattr("ldlt.bench.data.fetch_sets", partial(fetch_sets, urls=[server.url()]))
+    monkeypatch.setattr("ldlt_bench.data.fetch_sets", partial(fetch_sets, urls=[server.url()]))
     assert main(["data", "fetch", str(tmp_path)]) == 0  # a folder: the file inside it is named
     assert capsys.readouterr().out.strip().endswith(f"data sets in {tmp_path / 'data_py.zip'}")
     assert main(["data", "fetch", str(tmp_path / "x.zip"), "--sha256", "00" * 32]) == 2
@@ -1372,7 +1372,7 @@ def test_public_names_and_examples():
     assert all(hasattr(data, name) for name in data.__all__)
     tried = 0
     for name in ("", ".stream", ".dataset", ".embedded", ".commands"):
-        result = doctest.testmod(importlib.import_module("ldlt.bench.data" + name))
+        result = doctest.testmod(importlib.import_module("ldlt_bench.data" + name))
         assert result.failed == 0
         tried += result.attempted
     assert tried >= 5

@@ -34,7 +34,7 @@ from ldlt.bench.stats import (
     standings,
     summarise,
 )
-from ldlt.paper import scalar_counterexample
+from ldlt_bench.paper import scalar_counterexample
 
 FAMILIES = ("AOL", "Orthogonal", "Sandwich", "SLL", "LDLT-L", "LDLT-R")
 QUALITY = {"AOL": 0.0, "Orthogonal": 0.35, "SLL": 0.5, "Sandwich": 0.95, "LDLT-L": 1.0, "LDLT-R": 1.15, AS_PRINTED: 1.1}

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 import ldlt
 from ldlt.bench import command, lock, results
-from ldlt.bench.data import Archive, Embedded, UnknownSetError
+from ldlt_bench.data import Archive, Embedded, UnknownSetError
 from ldlt.bench.engines import ProcessEngine, SerialEngine, Work, make_engine, provenance
 from ldlt.bench.lock import Lock
 from ldlt.bench.progress import Pace, Progress, clock
@@ -108,7 +108,7 @@ def run_unit(unit, protocol, dataset, seeds):
 SCRIPT = """
 import sys
 import stand_in
-from ldlt.bench.data import Embedded
+from ldlt_bench.data import Embedded
 from ldlt.bench.engines import make_engine
 from ldlt.bench.study import Study
 
@@ -787,7 +787,7 @@ def test_ray_gives_the_same_rows(tmp_path, orders):
         """
         import sys
         import stand_in
-        from ldlt.bench.data import Embedded
+        from ldlt_bench.data import Embedded
         from ldlt.bench.engines import make_engine
         from ldlt.bench.study import Study
         study = Study([stand_in.Fake()], ["A", "B"], ["iris", "wine"], [0], Embedded(), sys.argv[1], module="stand_in")

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from ldlt import Lipschitz, attack
 from ldlt.adamw import adamw
-from ldlt.bench.data import Dataset, Embedded
+from ldlt_bench.data import Dataset, Embedded
 from ldlt.bench.family import FAMILIES, canonical, find_family
 from ldlt.bench.models import Model, build
 from ldlt.bench.protocol import CURVE, LOSSES, PROTOCOLS, RADII, Loss, Protocol, Start, network_width, shortened

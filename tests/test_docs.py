@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import ldlt
-from ldlt.bench import data
 from ldlt.cli import _parser, main
+from ldlt_bench import data
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

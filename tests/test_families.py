@@ -18,7 +18,7 @@ from torch.func import functional_call, jacrev, stack_module_state, vmap
 
 from ldlt import errors
 from ldlt.engine.linalg import CayleyMap, gram
-from ldlt.families import (
+from ldlt_bench.families import (
     ACTIVATIONS,
     AOL,
     CPL,
@@ -41,9 +41,9 @@ from ldlt.families import (
     sll_diagonal,
     squared_norm,
 )
-from ldlt.families.cayley import wide_map
-from ldlt.families.layer import raise_zeros
-from ldlt.families.network import Embed
+from ldlt_bench.families.cayley import wide_map
+from ldlt_bench.families.layer import raise_zeros
+from ldlt_bench.families.network import Embed
 
 NAMES = sorted(FAMILIES)
 PLAIN = ["aol", "orthogonal", "spectral"]
@@ -634,7 +634,7 @@ def test_base_layer_has_no_weights():
 
 @pytest.mark.parametrize("name", ["aol", "head", "network", "sll", "spectral"])
 def test_docstring_examples(name):
-    result = doctest.testmod(importlib.import_module(f"ldlt.families.{name}"))
+    result = doctest.testmod(importlib.import_module(f"ldlt_bench.families.{name}"))
     assert result.attempted
     assert not result.failed
 

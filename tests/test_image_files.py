@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ldlt
-from ldlt.bench.data import ArchiveError, DatasetError, FormatError, LayoutError, UnavailableSetError
+from ldlt_bench.data import ArchiveError, DatasetError, FormatError, LayoutError, UnavailableSetError
 from ldlt.bench.images import (
     ImageSet,
     Splits,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ldlt.errors import BoundError, InfeasibleError, MissingExtraError, OptionError, ShapeError, SlopeError
-from ldlt.paper import (
+from ldlt_bench.paper import (
     AsPrintedResidual,
     AsPrintedWarning,
     ResidualBlock,
@@ -30,7 +30,7 @@ from ldlt.paper import (
     scalar_counterexample,
     violation,
 )
-from ldlt.paper.roots import contraction, gram_root
+from ldlt_bench.paper.roots import contraction, gram_root
 
 F64 = torch.float64
 ROOTS = ("symmetric", "cholesky")

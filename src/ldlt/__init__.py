@@ -8,7 +8,7 @@
 
 from typing import Any
 
-from ldlt import activations, attack, empirical, lmi, nn, paper
+from ldlt import activations, attack, empirical, lmi, nn
 from ldlt._version import __version__
 from ldlt.certificates import Certificate, Region, certify, verify
 from ldlt.engine.network import Lipschitz, Scaled
@@ -65,7 +65,6 @@ __all__ = [
     "load",
     "model_card",
     "nn",
-    "paper",
     "save",
     "verify",
 ]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ldlt import attack, lmi
 from ldlt import nn as networks
-from ldlt.bench.data import Embedded
+from ldlt_bench.data import Embedded
 from ldlt.engine.network import Lipschitz
 from ldlt.radius import certified_accuracy
 
