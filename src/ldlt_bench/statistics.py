@@ -41,7 +41,6 @@ import pandas as pd
 import scikit_posthocs
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 from ldlt.errors import LdltError, OptionError
 from ldlt_bench.study.protocol import RADII
@@ -445,7 +444,10 @@ def holm(p: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(p, dtype=np.float64)
     if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():
         raise ScoreError("p-values must be a list of numbers between 0 and 1")
-    return np.asarray(multipletests(values, method="holm")[1]) if len(values) else values
+    order = np.argsort(values, kind="stable")
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)), 1.0)
+    return adjusted
 
 
 def compare(frames: Mapping[str, pd.DataFrame], *, method: str = "auto") -> pd.DataFrame:
