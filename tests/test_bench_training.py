@@ -14,17 +14,25 @@ from torch.func import functional_call
 
 from ldlt import Lipschitz, attack
 from ldlt.adamw import adamw
-from ldlt_bench.data import Dataset, Embedded
-from ldlt.bench.family import FAMILIES, canonical, find_family
-from ldlt.bench.models import Model, build
-from ldlt.bench.protocol import CURVE, LOSSES, PROTOCOLS, RADII, Loss, Protocol, Start, network_width, shortened
-from ldlt.bench.scoring import Score, score
-from ldlt.bench.stack import Stack, flatten, margin_loss, unflatten
-from ldlt.bench.training import Folds, Net, Trainer, load, start_values
-from ldlt.bench.unit import Unit, estimate_cost, run_unit, start_seed, together
 from ldlt.engine.linalg import positive
 from ldlt.errors import OptionError
 from ldlt.program import ProgramError, record
+from ldlt_bench.data import Dataset, Embedded
+from ldlt_bench.study.family import FAMILIES, find_family
+from ldlt_bench.study.models import Model, build, flatten, load, unflatten
+from ldlt_bench.study.protocol import (
+    CURVE,
+    LOSSES,
+    PROTOCOLS,
+    RADII,
+    Loss,
+    Protocol,
+    Start,
+    network_width,
+    shortened,
+)
+from ldlt_bench.study.training import Folds, Net, Score, Stack, Trainer, margin_loss, score
+from ldlt_bench.study.unit import Unit, estimate_cost, run_unit, start_seed, together
 
 # -- protocol --------------------------------------------------------------------------------------------------------
 
@@ -111,7 +119,7 @@ def test_fingerprint_tells_settings_apart() -> None:
 )
 def test_fingerprint_knows_the_numbers_behind_the_names(monkeypatch, place: str, value: object) -> None:
     before = {family: PROTOCOLS["tuned"].fingerprint(family) for family in FAMILIES}
-    monkeypatch.setattr(f"ldlt.bench.protocol.{place}", value)
+    monkeypatch.setattr(f"ldlt_bench.study.protocol.{place}", value)
     assert all(PROTOCOLS["tuned"].fingerprint(family) != before[family] for family in FAMILIES)
     assert Protocol("paper").fingerprint("AOL") == PROTOCOLS["paper"].fingerprint("AOL")
 
@@ -192,7 +200,7 @@ def _models(family: str, count: int, width: int = 8, dtype: torch.dtype = torch.
 @pytest.mark.parametrize("family", SOUND)
 def test_stacked_gradients_are_those_of_single_networks(family: str) -> None:
     models = _models(family, 3)
-    flat = start_values(models)
+    flat = torch.stack([flatten(model) for model in models])
     n, batch = 3, 6
     x = torch.randn(n, batch, 5, dtype=torch.float64)
     labels = torch.randint(0, 3, (n, batch))
@@ -302,7 +310,7 @@ def _trainer(protocol: Protocol, count: int = 1) -> Trainer:
         model.module.double()
     nets = [Net(i % 4, 0, 0) for i in range(count)]
     folds = Folds(dataset, range(4), protocol, torch.float64)
-    return Trainer(Stack(models[0]), start_values(models), nets, folds, protocol, count)
+    return Trainer(Stack(models[0]), torch.stack([flatten(model) for model in models]), nets, folds, protocol, count)
 
 
 def test_schedule_halves_and_stops() -> None:
@@ -452,12 +460,12 @@ def test_score_counts_ties_and_nan_as_uncertified() -> None:
 
 
 def test_family_names() -> None:
-    assert canonical(" sandwich ") == "Sandwich"
-    assert canonical("ldlt-r AS printed") == "LDLT-R as printed"
-    assert canonical("ldlt-l:Cholesky") == "LDLT-L:cholesky"
+    assert find_family(" sandwich ").name == "Sandwich"
+    assert find_family("ldlt-r AS printed").name == "LDLT-R as printed"
+    assert find_family("ldlt-l:Cholesky").name == "LDLT-L:cholesky"
     for wrong in ("LDLT", "AOL:cayley", "LDLT-R:lu", ""):
         with pytest.raises(OptionError, match="unknown family"):
-            canonical(wrong)
+            find_family(wrong)
     assert find_family("ldlt-r:cayley").contraction == "cayley"
     assert not find_family("LDLT-R").contraction  # the protocol's
     assert [name for name in FAMILIES if not find_family(name).certified] == ["LDLT-R as printed"]

@@ -401,9 +401,14 @@ def _backend(name: str, address: str | None) -> Iterator[None]:
         except ImportError as error:
             raise MissingExtraError("ray", "ray") from error
         register_ray()
-        if not ray.is_initialized():
+        ours = not ray.is_initialized()
+        if ours:
             ray.init(address, include_dashboard=False, log_to_driver=False)
-        yield
+        try:
+            yield
+        finally:
+            if ours:
+                ray.shutdown()
     elif name == "dask":
         try:
             from distributed import Client  # noqa: PLC0415
