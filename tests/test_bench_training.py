@@ -20,17 +20,7 @@ from ldlt.program import ProgramError, record
 from ldlt_bench.data import Dataset, Embedded
 from ldlt_bench.study.family import FAMILIES, find_family
 from ldlt_bench.study.models import Model, build, flatten, load, unflatten
-from ldlt_bench.study.protocol import (
-    CURVE,
-    LOSSES,
-    PROTOCOLS,
-    RADII,
-    Loss,
-    Protocol,
-    Start,
-    network_width,
-    shortened,
-)
+from ldlt_bench.study.protocol import CURVE, LOSSES, PROTOCOLS, RADII, Loss, Protocol, Start, network_width, shortened
 from ldlt_bench.study.training import Folds, Net, Score, Stack, Trainer, margin_loss, score
 from ldlt_bench.study.unit import Unit, estimate_cost, run_unit, start_seed, together
 

@@ -41,9 +41,9 @@ from ldlt_bench.families import (
     sll_diagonal,
     squared_norm,
 )
-from ldlt_bench.families.cayley import wide_map
 from ldlt_bench.families.layer import raise_zeros
 from ldlt_bench.families.network import Embed
+from ldlt_bench.families.orthogonal import wide_map
 
 NAMES = sorted(FAMILIES)
 PLAIN = ["aol", "orthogonal", "spectral"]
@@ -252,12 +252,7 @@ def test_lmi_of_a_whole_sandwich_network(head):
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    q=st.integers(1, 7),
-    p=st.integers(0, 7),
-    log_scale=st.floats(-3, 3),
-    seed=st.integers(0, 2**31),
-)
+@given(q=st.integers(1, 7), p=st.integers(0, 7), log_scale=st.floats(-3, 3), seed=st.integers(0, 2**31))
 def test_cayley_rows_are_orthonormal_at_every_scale(q, p, log_scale, seed):
     generator = torch.Generator().manual_seed(seed)
     free = 10**log_scale * torch.randn(q, q + p, dtype=F64, generator=generator)

@@ -45,11 +45,7 @@ def randn(*shape: int, generator: torch.Generator, scale: float = 1.0) -> torch.
 def free_matrices(sizes, out, seed, scale=1.0):
     g = torch.Generator().manual_seed(seed)
     hidden = [randn(q, p, generator=g, scale=scale) for p, q in pairwise(sizes)]
-    return (
-        randn(out, sizes[0], generator=g, scale=scale),
-        hidden,
-        randn(out, sizes[-1], generator=g, scale=scale),
-    )
+    return (randn(out, sizes[0], generator=g, scale=scale), hidden, randn(out, sizes[-1], generator=g, scale=scale))
 
 
 @st.composite
@@ -365,13 +361,7 @@ def test_corrected_block_in_float32_stays_close():
 
 def test_corrected_block_refuses():
     W_A, W, W_B = free_matrices([2, 3, 4], 2, 0)
-    for arguments in (
-        (W_A, [], W_B),
-        (W_A, W[::-1], W_B),
-        (W_A, W, W_B.mT),
-        (W_A[0], W, W_B),
-        (W_A[:1], W, W_B),
-    ):
+    for arguments in ((W_A, [], W_B), (W_A, W[::-1], W_B), (W_A, W, W_B.mT), (W_A[0], W, W_B), (W_A[:1], W, W_B)):
         with pytest.raises(ShapeError):
             corrected_block(*arguments)
         with pytest.raises(ShapeError):
@@ -560,12 +550,7 @@ def test_trained_corrected_block_obeys_its_bound(root, hidden):
 
     def build() -> ResidualBlock:
         return corrected_block(
-            parameters[0],
-            parameters[1:-2],
-            parameters[-2],
-            alpha=parameters[-1].exp().unbind(),
-            bound=2.0,
-            root=root,
+            parameters[0], parameters[1:-2], parameters[-2], alpha=parameters[-1].exp().unbind(), bound=2.0, root=root
         )
 
     push_apart(lambda x: build()(x, torch.relu, biases), [*parameters, *biases], 2.0)

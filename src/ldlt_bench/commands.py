@@ -297,14 +297,13 @@ def check(
 @data.command()
 def fetch(
     path: Annotated[Path | None, typer.Argument(help="File to make; default: in the user's cache.")] = None,
-    unpack: Annotated[Path | None, typer.Option(help="Unpack to this folder, too (it can be read without).")] = None,
     sha256: Annotated[str | None, typer.Option(help="Refuse a file with another checksum.")] = None,
     as_json: _Json = False,
 ) -> None:
     """Download the UCI archive, verified."""
     from ldlt_bench.data import fetch_sets  # noqa: PLC0415
 
-    archive = fetch_sets(path, folder=unpack, sha256=sha256, progress=sys.stderr.isatty() and not as_json)
+    archive = fetch_sets(path, sha256=sha256, progress=sys.stderr.isatty() and not as_json)
     count, where = len(archive), str(archive.path)
     typer.echo(json.dumps({"sets": count, "archive": where}) if as_json else f"{count} data sets in {where}")
 

@@ -22,7 +22,7 @@ from ldlt_bench.data.errors import (
     UnknownSetError,
     UnsafeArchiveError,
 )
-from ldlt_bench.data.fetch import fetch_sets, unpack, verify
+from ldlt_bench.data.fetch import fetch_sets, verify
 from ldlt_bench.data.folds import FOLDS, make_folds
 from ldlt_bench.data.quirks import QUIRKS, Quirk, quirks
 
@@ -53,6 +53,5 @@ __all__ = [
     "locate",
     "make_folds",
     "quirks",
-    "unpack",
     "verify",
 ]

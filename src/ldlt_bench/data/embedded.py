@@ -18,16 +18,7 @@ from ldlt_bench.data.archive import Finding, Summary, unknown
 from ldlt_bench.data.dataset import Dataset, encode_labels
 from ldlt_bench.data.folds import make_folds
 from ldlt_bench.data.quirks import FLAGGED, quirks
-from ldlt_bench.data.rules import (
-    Table,
-    balance_scale,
-    led_display,
-    monks,
-    ringnorm,
-    tic_tac_toe,
-    twonorm,
-    waveform,
-)
+from ldlt_bench.data.rules import Table, balance_scale, led_display, monks, ringnorm, tic_tac_toe, twonorm, waveform
 
 __all__ = ["RECIPES", "Embedded", "Recipe"]
 

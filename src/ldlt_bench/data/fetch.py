@@ -1,20 +1,18 @@
-"""Download of the public archive, verified before it gets its name; unpacking within bounds."""
+"""Download of the public archive, verified before it gets its name; it is never unpacked to disk."""
 
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ldlt.errors import MissingExtraError
-from ldlt_bench.data.archive import BROKEN, FILES, Archive, default_path
+from ldlt_bench.data.archive import BROKEN, Archive, default_path
 from ldlt_bench.data.errors import ArchiveError, FetchError, UnsafeArchiveError
 
-__all__ = ["LARGEST_DOWNLOAD", "RATIO", "SETS", "UNPACKED", "URLS", "audit", "fetch_sets", "unpack", "verify"]
+__all__ = ["SETS", "URLS", "fetch_sets", "verify"]
 
 URLS = (
     "http://www.bioinf.jku.at/people/klambauer/data_py.zip",
@@ -31,65 +29,6 @@ LARGEST_DOWNLOAD, UNPACKED, RATIO = 1 << 28, 1 << 30, 100
 ATTEMPTS, WAIT = 3, 30.0
 
 
-def audit(path: str | Path) -> int:
-    """Refuse a zip file that is unsafe to unpack, by its directory alone.
-
-    Refused are names that leave the folder or occur twice, links, devices, encrypted files, and all above the limits.
-
-    Returns:
-        Number of bytes it unpacks to.
-
-    Raises:
-        UnsafeArchiveError: Naming the first offending file.
-        ArchiveError: If it is not a readable zip file.
-    """
-    path = Path(path)
-    try:
-        with zipfile.ZipFile(path) as file:
-            infos = file.infolist()
-    except BROKEN as error:
-        raise ArchiveError(f"{path}: not a readable zip file ({error})") from None
-    total = sum(info.file_size for info in infos)
-    if len(infos) > FILES or total > min(UNPACKED, RATIO * path.stat().st_size):
-        limits = f"{FILES:,} files, {UNPACKED:,} bytes or {RATIO} times its size"
-        raise UnsafeArchiveError(f"{path}: {len(infos):,} files of {total:,} bytes are more than {limits}")
-    seen: set[str] = set()
-    for info in infos:
-        name = info.orig_filename
-        parts = name.removesuffix("/").split("/")
-        kind = stat.S_IFMT(info.external_attr >> 16)
-        if not name.isprintable() or set(name) & set("\\:") or set(parts) & {"", ".", ".."} or name.casefold() in seen:
-            raise UnsafeArchiveError(f"{path}: the name {name[:200]!a} leaves the folder or occurs twice")
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or info.flag_bits & 1:
-            raise UnsafeArchiveError(f"{path}: {name[:200]!a} is a link, a device or encrypted")
-        seen.add(name.casefold())
-    return total
-
-
-def unpack(path: str | Path, destination: str | Path) -> Path:
-    """Unpack an audited zip file into a new folder: all of it or nothing.
-
-    Raises:
-        UnsafeArchiveError: As :func:`audit`.
-        ArchiveError: If the zip file is damaged, or the folder cannot be written or is not empty.
-    """
-    path, destination = Path(path), Path(destination)
-    audit(path)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise ArchiveError(f"{destination}: exists and is not an empty folder")
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as work:
-            with zipfile.ZipFile(path) as file:
-                file.extractall(Path(work) / "all")  # of each file at most the audited size
-            if destination.exists():
-                destination.rmdir()
-            (Path(work) / "all").rename(destination)
-    except BROKEN as error:
-        raise ArchiveError(f"{destination}: cannot unpack {path} ({error})") from None
-    return destination
-
-
 def verify(path: str | Path, sets: int = SETS) -> Archive:
     """Check a downloaded archive: sizes, every checksum inside the zip file, layout, number of data sets.
 
@@ -97,10 +36,14 @@ def verify(path: str | Path, sets: int = SETS) -> Archive:
         ArchiveError: If something is wrong.
     """
     archive = Archive(path)
-    audit(path)
     try:
         with zipfile.ZipFile(path) as file:
+            total = sum(info.file_size for info in file.infolist())
+            if total > min(UNPACKED, RATIO * Path(path).stat().st_size):
+                raise UnsafeArchiveError(f"{path}: unpacks to {total:,} bytes, {RATIO} times its size or more")
             damaged = file.testzip()
+    except UnsafeArchiveError:
+        raise
     except BROKEN as error:
         raise ArchiveError(f"{path}: damaged ({error})") from None
     if damaged is not None:
@@ -113,30 +56,27 @@ def verify(path: str | Path, sets: int = SETS) -> Archive:
 def fetch_sets(
     destination: str | Path | None = None,
     *,
-    folder: str | Path | None = None,
     urls: Sequence[str] = URLS,
     sha256: str | None = None,
     sets: int = SETS,
     progress: bool = False,
 ) -> Archive:
-    """Download the archive if it is not there, and unpack it if asked to (it can be read without).
+    """Download the archive if it is not there.
 
     The addresses are tried in turn. Only a verified archive gets the final name, in one step.
 
     Args:
         destination: File to make, or a folder for ``data_py.zip``; None for the user's cache folder.
-        folder: Folder to unpack to, or None.
         urls: Addresses, the preferred one first.
         sha256: Checksum of the file, if known.
         sets: As :func:`verify`.
         progress: Whether to show a bar on standard error.
 
     Returns:
-        The archive: the folder if unpacked, else the file.
+        The archive.
 
     Raises:
         FetchError: If no address gives the archive; the message has the reason for each.
-        ArchiveError: If it cannot be unpacked.
     """
     try:
         import pooch  # noqa: PLC0415
@@ -177,7 +117,7 @@ def fetch_sets(
         raise
     except OSError as error:
         raise FetchError(f"{target}: cannot be written ({error.strerror or error})") from error
-    return Archive(target if folder is None else unpack(target, folder))
+    return Archive(target)
 
 
 def _sound(path: Path, sets: int, sha256: str | None) -> bool:

@@ -148,8 +148,7 @@ def read_idx(path: str | os.PathLike[str], dims: int) -> NDArray[np.uint8]:
         Array of the sizes that the file states.
 
     Raises:
-        FormatError: It is no IDX file of bytes, has another number of dimensions, or its size is not the stated one.
-        ArchiveError: It cannot be read, is a damaged gzip file, or is too large.
+        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     path = Path(path)
     content, start = _content(path), 4 + 4 * dims
@@ -179,8 +178,7 @@ def read_pair(
         classes: Names of the classes; by default as many numbers as there are labels.
 
     Raises:
-        FormatError: Either file is wrong, they disagree in their number, or a label has no class.
-        ArchiveError: Either cannot be read.
+        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     pixels, targets = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(targets):
@@ -201,9 +199,7 @@ def fashion_mnist(path: str | os.PathLike[str] | None = None) -> Splits:
             package ``dataset-fashion-mnist`` puts them.
 
     Raises:
-        UnavailableSetError: There is no such folder, or a file is missing.
-        FormatError: A file has a wrong content.
-        ArchiveError: A file cannot be read.
+        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     advice = (
         "Get it with  apt-get install dataset-fashion-mnist  (Debian, Ubuntu), or put the four files of "
@@ -219,9 +215,7 @@ def mnist(path: str | os.PathLike[str] | None = None) -> Splits:
         path: Folder with the four files, compressed or not; by default ``$LDLT_MNIST``.
 
     Raises:
-        UnavailableSetError: There is no such folder, or a file is missing.
-        FormatError: A file has a wrong content.
-        ArchiveError: A file cannot be read.
+        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     advice = "Put its four files, such as train-images-idx3-ubyte.gz, into a folder and set LDLT_MNIST to it"
     return _splits(_place(path, "LDLT_MNIST", None, advice), "MNIST", tuple("0123456789"), advice)
@@ -235,10 +229,7 @@ def cifar10(path: str | os.PathLike[str] | None = None) -> Splits:
             ``cifar-10-batches-bin``, or the folder around it. By default ``$LDLT_CIFAR10``.
 
     Raises:
-        UnavailableSetError: There is no such path, or a file is missing.
-        LayoutError: It is the version for Python, whose files are pickles: reading one can run any program.
-        FormatError: A file has a wrong content.
-        ArchiveError: A file cannot be read.
+        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     place = _place(path, "LDLT_CIFAR10", None, _ADVICE)
     contents = _of_archive(place)

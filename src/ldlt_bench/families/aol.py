@@ -40,11 +40,6 @@ class AOL(Layer):
 
     The activation may be any 1-Lipschitz one. The start is semi-orthogonal; a layer that does not lose width
     starts as an isometry, with D = I. Cost: one Gram matrix of the input width.
-
-    Args:
-        in_features: Width of the input.
-        neurons: Width of the output.
-        activation: A key of ``ACTIVATIONS``.
     """
 
     def __init__(self, in_features: int, neurons: int, activation: str = "relu") -> None:

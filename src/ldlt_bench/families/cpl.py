@@ -35,11 +35,6 @@ class CPL(Layer):
 
     W starts Xavier-normal, as published. Cost: one symmetric eigendecomposition of the smaller of width and
     neurons, and two products with the batch.
-
-    Args:
-        in_features: Width of input and output.
-        neurons: Number of activations, the columns of W.
-        activation: A key of ``ACTIVATIONS`` with slopes in [0, 1].
     """
 
     residual = True

@@ -48,10 +48,6 @@ class RowsHead(Layer):
     """``x -> V x + b`` with rows of unit norm. Certificate: pair constants ``‖v_c − v_j‖``, joint ``‖V‖₂``.
 
     It starts like ``nn.Linear``. The map as a whole is *not* 1-Lipschitz in general.
-
-    Args:
-        in_features: Width of the input.
-        neurons: Number of logits.
     """
 
     def __init__(self, in_features: int, neurons: int) -> None:

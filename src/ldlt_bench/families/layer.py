@@ -30,17 +30,7 @@ from torch.nn import functional as F
 
 from ldlt.errors import OptionError, ShapeError
 
-__all__ = [
-    "ACTIVATIONS",
-    "Explicit",
-    "Layer",
-    "MaxMin",
-    "Skip",
-    "plain_linear",
-    "positive",
-    "raise_zeros",
-    "uniform",
-]
+__all__ = ["ACTIVATIONS", "Explicit", "Layer", "MaxMin", "Skip", "plain_linear", "positive", "raise_zeros", "uniform"]
 
 
 class MaxMin(nn.Module):

@@ -4,7 +4,7 @@ r"""Orthogonal layers by the Cayley transform.
 
     P = [A \; B] \text{ of } Z = X - X^\top + Y^\top Y \text{ for the free matrix } [X \; Y^\top]
 
-(:mod:`ldlt_bench.families.cayley`), transposed if the layer is wider behind than in front.
+(:mod:`ldlt.engine.linalg`), transposed if the layer is wider behind than in front.
 
 **Certificate.** :math:`P P^\top = I` if the layer is square or loses width, :math:`P^\top P = I` if it gains
 width: all singular values are one, so :math:`\|P\| = 1` exactly. The square P covers the rotations without
@@ -19,10 +19,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ldlt_bench.families.cayley import cayley_rows, wide_map, with_norm
-from ldlt_bench.families.layer import Explicit, Layer, uniform
+from ldlt.engine.linalg import CayleyMap
+from ldlt_bench.families.layer import Explicit, Layer, raise_zeros, uniform
 
-__all__ = ["Orthogonal"]
+__all__ = ["Orthogonal", "cayley_rows", "wide_map", "with_norm"]
+
+
+def wide_map(weight: Tensor) -> CayleyMap:
+    """``[A B]`` of a wide free matrix ``[X Y']``, ``(..., q, n)`` with q ≤ n."""
+    q = weight.shape[-2]
+    return CayleyMap(weight[..., :q], weight[..., q:].mT)
+
+
+def cayley_rows(weight: Tensor) -> Tensor:
+    """Map a free matrix to one of the same shape with orthonormal rows (columns, if there are fewer).
+
+    The dense form of Trockman & Kolter (2021): ``[A B]`` for a free ``[X Y']`` when the matrix is wide, the
+    transpose when it is tall.
+
+    Args:
+        weight: Free matrix, ``(..., m, n)``.
+    """
+    m, n = weight.shape[-2:]
+    if m > n:
+        return cayley_rows(weight.mT).mT
+    found = wide_map(weight)
+    return torch.cat((found.a(), found.b()), dim=-1)
+
+
+def with_norm(weight: Tensor, gain: Tensor) -> Tensor:
+    """Rescale a free matrix to Frobenius norm ``|gain|`` (a zero matrix stays zero).
+
+    Both published Cayley layers train the norm of the free matrix apart from its direction.
+    """
+    square = weight.square().sum(dim=(-2, -1), keepdim=True)
+    return gain[..., None, None] * weight * raise_zeros(square).rsqrt()
 
 
 class Orthogonal(Layer):
@@ -30,11 +61,6 @@ class Orthogonal(Layer):
 
     The activation may be any 1-Lipschitz one. As published, the free matrix starts uniform on ±1/√in_features
     and its Frobenius norm is a parameter of its own (``gain``). Cost: one LU solve of the smaller width.
-
-    Args:
-        in_features: Width of the input.
-        neurons: Width of the output.
-        activation: A key of ``ACTIVATIONS``.
     """
 
     def __init__(self, in_features: int, neurons: int, activation: str = "relu") -> None:

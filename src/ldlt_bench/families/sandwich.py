@@ -5,7 +5,7 @@ r"""Sandwich layers (LBDN).
     f(h) = \sqrt 2\,A^\top \Psi\,\sigma(\sqrt 2\,\Psi^{-1} B h + b), \qquad A A^\top + B B^\top = I, \qquad
     \Psi = \operatorname{diag}(e^{d}),
 
-with :math:`[A \; B]` the Cayley transform (:mod:`ldlt_bench.families.cayley`) of free X, Y.
+with :math:`[A \; B]` the Cayley transform (:mod:`ldlt.engine.linalg`) of free X, Y.
 
 **Certificate.** With :math:`\Lambda = \Psi^2` and :math:`u = \Psi w` the quadratic form of
 :mod:`ldlt_bench.families.layer` is a square,
@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.engine.linalg import CayleyMap
-from ldlt_bench.families.cayley import wide_map, with_norm
 from ldlt_bench.families.layer import Explicit, Layer, uniform
+from ldlt_bench.families.orthogonal import wide_map, with_norm
 
 __all__ = ["Sandwich", "SandwichOutput"]
 
@@ -41,11 +41,6 @@ class SandwichOutput(Layer):
     Certificate: ``BB' = I − AA' ⪯ I``. The free matrix ``weight = [X Y']`` starts uniform on
     ±1/√(in_features + neurons), its Frobenius norm is a parameter of its own (``gain``), both as published.
     Cost: one LU solve of the output width.
-
-    Args:
-        in_features: Width of the input.
-        neurons: Width of the output.
-        activation: A key of ``ACTIVATIONS``.
     """
 
     def __init__(self, in_features: int, neurons: int, activation: str = "identity") -> None:
@@ -72,11 +67,6 @@ class Sandwich(SandwichOutput):
 
     The start is that of :class:`SandwichOutput`, with Ψ = I. Cost: one LU solve of the output width, and two
     products with the batch.
-
-    Args:
-        in_features: Width of the input.
-        neurons: Width of the output, and number of activations.
-        activation: A key of ``ACTIVATIONS`` with slopes in [0, 1].
     """
 
     elementwise = True

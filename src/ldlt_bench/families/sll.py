@@ -57,11 +57,6 @@ class SLL(Layer):
 
     As published, W starts Xavier-normal and log q standard normal. Cost: one Gram matrix of the number of
     neurons, and two products with the batch.
-
-    Args:
-        in_features: Width of input and output.
-        neurons: Number of activations, the columns of W.
-        activation: A key of ``ACTIVATIONS`` with slopes in [0, 1].
     """
 
     residual = True

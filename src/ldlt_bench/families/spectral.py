@@ -40,11 +40,6 @@ class Spectral(Layer):
 
     The activation may be any 1-Lipschitz one. W starts like ``nn.Linear``. Cost: one symmetric
     eigendecomposition of the smaller width.
-
-    Args:
-        in_features: Width of the input.
-        neurons: Width of the output.
-        activation: A key of ``ACTIVATIONS``.
     """
 
     def __init__(self, in_features: int, neurons: int, activation: str = "relu") -> None:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ldlt.errors import BoundError, OptionError, ShapeError
 from ldlt_bench.paper.block import ResidualBlock
 from ldlt_bench.paper.factors import closed_form_factors
-from ldlt_bench.paper.free import Alpha, alpha_values, check_chain
-from ldlt_bench.paper.roots import Root, contraction, left_solve
+from ldlt_bench.paper.roots import Alpha, Root, alpha_values, check_chain, contraction, left_solve
 
 __all__ = ["AsPrintedResidual", "AsPrintedWarning", "PrintedForm", "as_printed_block", "printed_last_pivot"]
 
@@ -70,9 +69,7 @@ def as_printed_block(
         The explicit block, with the claimed bound. Its matrix inequality does not hold in general.
 
     Raises:
-        ShapeError: If the free parameters do not fit together.
-        OptionError: If ``alpha`` or ``form`` is out of range.
-        BoundError: If the bound is not positive and finite.
+        LdltError: If an argument is out of its range or does not fit the others.
     """
     check_chain(W_A, W, W_B)
     if form not in get_args(PrintedForm):
@@ -152,9 +149,7 @@ class AsPrintedResidual(nn.Module):
         AsPrintedWarning: On construction, since the network is not Lipschitz with its bound.
 
     Raises:
-        ShapeError: If a size is not positive or ``hidden`` is empty.
-        OptionError: If ``form`` is unknown.
-        BoundError: If the bound is not positive and finite.
+        LdltError: If an argument is out of its range or does not fit the others.
     """
 
     certified: bool = False
@@ -210,12 +205,7 @@ class AsPrintedResidual(nn.Module):
     def explicit(self) -> ResidualBlock:
         """Explicit weights as a differentiable function of the free parameters."""
         return as_printed_block(
-            self.W_A,
-            list(self.W),
-            self.W_B,
-            alpha=self.log_alpha.exp().unbind(),
-            bound=self.bound,
-            form=self.form,
+            self.W_A, list(self.W), self.W_B, alpha=self.log_alpha.exp().unbind(), bound=self.bound, form=self.form
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ldlt.errors import BoundError, ShapeError, SlopeError
-from ldlt_bench.paper.free import check_multipliers
+from ldlt_bench.paper.roots import check_multipliers
 
 __all__ = ["ResidualBlock"]
 
@@ -38,10 +38,7 @@ class ResidualBlock:
         bound: The Lipschitz bound, positive and finite.
 
     Raises:
-        ShapeError: If tensors do not fit together in shape, dtype or device.
-        SlopeError: If a slope interval is empty or unbounded.
-        BoundError: If the bound is not positive and finite.
-        OptionError: If a multiplier is not positive and finite.
+        LdltError: If an argument is out of its range or does not fit the others.
 
     Example:
         >>> one = torch.ones(1, 1)

@@ -10,8 +10,17 @@ from torch import Tensor
 
 from ldlt.errors import BoundError, ShapeError, SlopeError
 from ldlt_bench.paper.block import ResidualBlock
-from ldlt_bench.paper.free import Alpha, alpha_values, check_chain, check_multipliers
-from ldlt_bench.paper.roots import Root, contraction, gram_root, left_solve, right_solve
+from ldlt_bench.paper.roots import (
+    Alpha,
+    Root,
+    alpha_values,
+    check_chain,
+    check_multipliers,
+    contraction,
+    gram_root,
+    left_solve,
+    right_solve,
+)
 
 __all__ = ["corrected_block"]
 
@@ -67,10 +76,7 @@ def corrected_block(
         The explicit block; its matrix inequality holds.
 
     Raises:
-        ShapeError: If the free parameters do not fit together.
-        OptionError: If ``alpha``, a multiplier or ``root`` is out of range.
-        SlopeError: If a slope interval has no interior or is unbounded.
-        BoundError: If the bound is not positive and finite.
+        LdltError: If an argument is out of its range or does not fit the others.
 
     Example:
         >>> free = torch.ones(1, 1, dtype=torch.float64)

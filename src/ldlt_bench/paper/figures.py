@@ -56,10 +56,7 @@ def _draw_block(hidden: Sequence[int], io: int, seed: int, root: Root) -> Residu
 
     sizes = [io, *hidden]
     return corrected_block(
-        free(io, io),
-        [free(q, p) for p, q in zip(sizes, hidden, strict=False)],
-        free(io, sizes[-1]),
-        root=root,
+        free(io, io), [free(q, p) for p, q in zip(sizes, hidden, strict=False)], free(io, sizes[-1]), root=root
     )
 
 
@@ -88,8 +85,7 @@ def factor_structure(
         The path written.
 
     Raises:
-        OptionError: If the suffix is neither ``.png`` nor ``.svg``.
-        MissingExtraError: If matplotlib is not installed.
+        LdltError: If an argument is out of its range or does not fit the others.
     """
     target, mpl = _target(path), _matplotlib()
     block = _draw_block(hidden, io, seed, "symmetric")
@@ -108,17 +104,10 @@ def factor_structure(
     panels = figure.subplots(1, 2)
     top = max(float(lower.abs().max().log10()), float(pivots.abs().max().log10()))
     for panel, matrix, title in zip(
-        panels,
-        (lower, pivots),
-        (r"unit lower triangular factor $L$", r"block diagonal factor $D$"),
-        strict=True,
+        panels, (lower, pivots), (r"unit lower triangular factor $L$", r"block diagonal factor $D$"), strict=True
     ):
         image = panel.imshow(
-            _magnitude(matrix[index][:, index]),
-            cmap=colours,
-            vmin=top - _DECADES,
-            vmax=top,
-            interpolation="nearest",
+            _magnitude(matrix[index][:, index]), cmap=colours, vmin=top - _DECADES, vmax=top, interpolation="nearest"
         )
         for edge in edges[1:-1]:
             panel.axhline(edge - 0.5, color="#c0392b", linewidth=0.6)
@@ -134,12 +123,7 @@ def factor_structure(
 
 
 def b_structure(
-    path: str | PathLike[str],
-    hidden: Sequence[int] = (32, 64, 128),
-    io: int = 4,
-    seed: int = 0,
-    *,
-    draws: int = 200,
+    path: str | PathLike[str], hidden: Sequence[int] = (32, 64, 128), io: int = 4, seed: int = 0, *, draws: int = 200
 ) -> Path:
     r"""Draw :math:`|B|` of a random corrected block under symmetric and under Cholesky roots.
 
@@ -158,8 +142,7 @@ def b_structure(
         The path written.
 
     Raises:
-        OptionError: If the suffix is neither ``.png`` nor ``.svg``.
-        MissingExtraError: If matplotlib is not installed.
+        LdltError: If an argument is out of its range or does not fit the others.
     """
     target, mpl = _target(path), _matplotlib()
     kinds: tuple[Root, Root] = ("symmetric", "cholesky")
@@ -180,10 +163,7 @@ def b_structure(
             [torch.linalg.vector_norm(_draw_block(hidden, io, seed + k, kind).B, dim=0) for k in range(draws)]
         )
         panels[2].plot(
-            norms.mean(0).numpy(),
-            color=colour,
-            label="Cholesky" if kind == "cholesky" else kind,
-            linewidth=1.4,
+            norms.mean(0).numpy(), color=colour, label="Cholesky" if kind == "cholesky" else kind, linewidth=1.4
         )
     panels[2].set_ylim(bottom=0)
     panels[2].set_xlabel("hidden unit of the last layer")

@@ -4,10 +4,13 @@ A *root* of :math:`M = G^\top G` is any :math:`R` with :math:`R^\top R = M`. The
 takes a singular value decomposition of :math:`G`; the upper triangular one (Cholesky) takes a QR
 factorisation. The product :math:`G^\top G` is never formed, so no digits are lost to squaring. Two roots of
 one matrix differ by an orthogonal factor.
+
+Below them, the checks on free parameters that the constructions share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,9 +19,20 @@ from torch.autograd.function import once_differentiable
 
 from ldlt.errors import OptionError, ShapeError
 
-__all__ = ["Root", "contraction", "gram_root", "left_solve", "right_solve"]
+__all__ = [
+    "Alpha",
+    "Root",
+    "alpha_values",
+    "check_chain",
+    "check_multipliers",
+    "contraction",
+    "gram_root",
+    "left_solve",
+    "right_solve",
+]
 
 Root = Literal["symmetric", "cholesky"]
+Alpha = float | Tensor | Sequence[float | Tensor]
 
 
 class _SymmetricRoot(torch.autograd.Function):
@@ -54,8 +68,7 @@ def gram_root(generator: Tensor, kind: Root = "symmetric") -> Tensor:
         The root, shape ``(d, d)``, once differentiable.
 
     Raises:
-        ShapeError: If the generator is not a matrix with at least as many rows as columns.
-        OptionError: If ``kind`` is unknown.
+        LdltError: If an argument is out of its range or does not fit the others.
 
     Example:
         >>> gram_root(torch.tensor([[0.0, 2.0], [3.0, 0.0]])).diagonal().tolist()
@@ -102,3 +115,46 @@ def contraction(weight: Tensor, alpha: Tensor, kind: Root) -> tuple[Tensor, Tens
     eye = torch.eye(weight.shape[-1], dtype=weight.dtype, device=weight.device)
     upper = gram_root(torch.cat([weight, alpha.sqrt() * eye]), kind)
     return right_solve(weight, upper, kind), upper
+
+
+def _visible() -> bool:
+    """Whether values can be looked at: under ``vmap`` they cannot."""
+    return not torch._C._are_functorch_transforms_active()
+
+
+def alpha_values(alpha: Alpha, count: int, like: Tensor) -> list[Tensor]:
+    """One scalar tensor for each free matrix, from one common number or one number each."""
+    single = isinstance(alpha, (int, float)) or (isinstance(alpha, Tensor) and alpha.dim() == 0)
+    values = [alpha] * count if single else list(alpha)  # type: ignore[arg-type]
+    if len(values) != count:
+        raise ShapeError(f"{count} values of alpha are needed (skip, hidden maps, output), not {len(values)}")
+    tensors = [torch.as_tensor(value, dtype=like.dtype, device=like.device) for value in values]
+    for k, value in enumerate(tensors):
+        if not _visible():
+            continue
+        positive = bool(value.detach() > 0) or (k == count - 1 and bool(value.detach() == 0))
+        if value.dim() != 0 or not positive or not bool(torch.isfinite(value.detach())):
+            raise OptionError(f"alpha[{k}] = {value.tolist()} is not a positive finite number")
+    return tensors
+
+
+def check_chain(W_A: Tensor, W: Sequence[Tensor], W_B: Tensor) -> None:
+    """Refuse free matrices that do not form a residual block."""
+    if not W:
+        raise ShapeError("a residual block needs at least one hidden map")
+    if any(matrix.dim() != 2 for matrix in (W_A, *W, W_B)):
+        raise ShapeError("free parameters must be matrices")
+    widths = [W_A.shape[1], *(matrix.shape[0] for matrix in W)]
+    if [matrix.shape[1] for matrix in (*W, W_B)] != widths or W_B.shape[0] != W_A.shape[0]:
+        shapes = [tuple(matrix.shape) for matrix in (W_A, *W, W_B)]
+        raise ShapeError(f"free matrices of shapes {shapes} do not form a residual block")
+
+
+def check_multipliers(W: Sequence[Tensor], multipliers: Sequence[Tensor]) -> None:
+    """Refuse multipliers that are not one positive vector for each hidden layer."""
+    for j, (weight, diagonal) in enumerate(zip(W, multipliers, strict=True)):
+        if diagonal.shape != (weight.shape[0],):
+            raise ShapeError(f"multipliers[{j}] has shape {tuple(diagonal.shape)}, not {(weight.shape[0],)}")
+        values = diagonal.detach()
+        if _visible() and not bool((torch.isfinite(values) & (values > 0)).all()):
+            raise OptionError(f"multipliers[{j}] has an entry that is not positive and finite")

@@ -41,13 +41,7 @@ class Model:
 
 
 def build(
-    family: str,
-    features: int,
-    width: int,
-    depth: int,
-    classes: int,
-    seed: int,
-    start: Start | None = None,
+    family: str, features: int, width: int, depth: int, classes: int, seed: int, start: Start | None = None
 ) -> Model:
     """Build a network with row-normalised linear head and bound 1 in float32.
 
