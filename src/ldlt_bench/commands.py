@@ -22,7 +22,6 @@ from ldlt_bench import require_extra
 if TYPE_CHECKING:
     from ldlt_bench.data import Archive, Collection
     from ldlt_bench.study.run import Summary
-    from ldlt_bench.tables import Comparison
 
 __all__ = ["app", "bench", "data", "figure", "main", "report", "tables"]
 
@@ -120,65 +119,35 @@ def _finish(summary: Summary, protocols: list[str], cut: bool, as_json: bool) ->
     """Write tables and page, and say what came out."""
     from ldlt_bench.report import write_report  # noqa: PLC0415
     from ldlt_bench.study.run import read_settings  # noqa: PLC0415
-    from ldlt_bench.tables import compare_runs, write_tables  # noqa: PLC0415
+    from ldlt_bench.tables import compare_runs, make_tables, render, write_tables  # noqa: PLC0415
 
-    families = read_settings(summary.out).get("families")
-    comparisons = {n: compare_runs(summary.frame[summary.frame["protocol"] == n], families) for n in protocols}
-    for name, comparison in comparisons.items():
+    settings, page, found = read_settings(summary.out), "", {}
+    for name in protocols:
+        rows = summary.frame[summary.frame["protocol"] == name]
+        comparison = compare_runs(rows, settings.get("families"))
         write_tables(comparison, summary.out / "tables" / name)
-    page = None
+        found[name] = [] if comparison.summary is None else json.loads(comparison.summary.to_json(orient="records"))
+        if not as_json:
+            typer.echo(f"protocol {name}{', SHORTENED training' if cut else ''}\n")
+            typer.echo("\n".join([*(render(t) for n, t in make_tables(comparison).items() if n == "summary")]))
+            typer.echo("\n".join(comparison.notes))
     if not summary.frame.empty:
-        page = write_report(summary.frame, summary.out / "report.html", settings=read_settings(summary.out))
+        page = str(write_report(summary.frame, summary.out / "report.html", settings=settings))
     if as_json:
-        _machine(summary, comparisons, cut, page)
+        failed = [{**asdict(unit), "reason": reason} for unit, reason in summary.failures.items()]
+        told = {"out": str(summary.out), "units": summary.total, "computed": summary.computed, "failed": failed}
+        told |= {"skipped": summary.skipped, "damaged": summary.damaged, "seconds": summary.seconds, "shortened": cut}
+        typer.echo(json.dumps({**told, "rows": len(summary.frame), "summary": found, "report": page}))
     else:
-        _say(summary, comparisons, cut, page)
+        done = summary.total - len(summary.failures)
+        typer.echo(f"{done} of {summary.total} units, {summary.seconds:.0f} s; rows and tables in {summary.out}")
+        typer.echo(f"report: {page or 'none, as there are no rows'}")
     for name, reason in {**summary.skipped, **summary.damaged}.items():
         typer.echo(f"ldlt: data set {name} took no part: {reason}", err=True)
     for unit, reason in summary.failures.items():
         typer.echo(f"ldlt: failed: {unit.family} on {unit.dataset} ({unit.protocol}): {reason}", err=True)
     if summary.failures:
         typer.echo(f"ldlt: see {summary.out / 'failures.txt'}; the same command tries them again", err=True)
-
-
-def _say(summary: Summary, comparisons: dict[str, Comparison], cut: bool, page: Path | None) -> None:
-    from ldlt_bench.tables import make_tables, render  # noqa: PLC0415
-
-    for name, comparison in comparisons.items():
-        typer.echo(f"protocol {name}{', SHORTENED training' if cut else ''}\n")
-        found = make_tables(comparison)
-        if found:
-            typer.echo(render(found["summary"]))
-        for note in comparison.notes:
-            typer.echo(note)
-    done = summary.total - len(summary.failures)
-    rows = ", ".join(str(summary.out / f"{name}.parquet") for name in comparisons)
-    typer.echo(
-        f"{done} of {summary.total} units, {summary.seconds:.0f} s; rows in {rows}, tables in {summary.out / 'tables'}"
-    )
-    if page is not None:
-        typer.echo(f"report: {page}")
-
-
-def _machine(summary: Summary, comparisons: dict[str, Comparison], cut: bool, page: Path | None) -> None:
-    def plain(comparison: Comparison) -> Any:
-        return [] if comparison.summary is None else json.loads(comparison.summary.to_json(orient="records"))
-
-    outcome = {
-        "out": str(summary.out),
-        "units": summary.total,
-        "computed": summary.computed,
-        "failed": [{**asdict(unit), "reason": reason} for unit, reason in summary.failures.items()],
-        "skipped": summary.skipped,
-        "damaged": summary.damaged,
-        "seconds": summary.seconds,
-        "shortened": cut,
-        "rows": len(summary.frame),
-        "summary": {name: plain(comparison) for name, comparison in comparisons.items()},
-        "notes": {name: list(comparison.notes) for name, comparison in comparisons.items()},
-        "report": page and str(page),
-    }
-    typer.echo(json.dumps(outcome))
 
 
 @app.command()
@@ -254,7 +223,8 @@ def list_sets(
     for source in ([] if archive and path else [Embedded()]) + ([archive] if archive else []):
         missing = source.unavailable()
         for name in sorted([*source.names(), *missing]):
-            row = {"name": name, "kind": "archive" if source is archive else RECIPES[name].kind, "status": "ok"}
+            kind = "archive" if source is archive else RECIPES[name].kind
+            row: dict[str, object] = {"name": name, "kind": kind, "status": "ok"}
             try:
                 size = source.summary(name)
                 row |= {"rows": size.rows, "columns": size.columns, "classes": size.classes}

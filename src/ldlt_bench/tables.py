@@ -293,17 +293,13 @@ def _ranges(result: pd.DataFrame) -> Table:
 def _overall(result: MetricResult, caption: str) -> Table:
     data, test = result.standings, result.test
     assert data is not None and test is not None and result.cd is not None  # noqa: PT018
-    shown = pd.DataFrame(
-        {
-            "Algorithm": data["algorithm"].astype(str),
-            "Avg rank ↓": data["average_rank"].map(lambda v: format_number(v, 3)),
-            "Sig. wins": data["wins"].astype(str),
-            "Sig. losses": data["losses"].astype(str),
-            "Net wins": data["net_wins"].astype(str),
-            "Win share": data["win_share"].map(lambda v: format_number(v, 3)),
-            "Mean r": data["mean_r"].map(lambda v: format_number(v, 3)),
-        }
+    shown = _shown(
+        data,
+        {"Algorithm": "algorithm", "Sig. wins": "wins", "Sig. losses": "losses", "Net wins": "net_wins"},
+        {"Win share": "win_share", "Mean r": "mean_r"},
+        3,
     )
+    shown.insert(1, "Avg rank ↓", data["average_rank"].map(lambda v: format_number(v, 3)))
     note = (
         f"Significance at α = 0.05; Iman–Davenport F{test.f_df} = {format_number(test.f, 2)}, "
         f"p = {format_p(test.f_p).rstrip('*')}; Nemenyi CD = {format_number(result.cd, 3)}"
@@ -341,21 +337,18 @@ def _friedman(results: dict[str, MetricResult], label: Callable[[str], str]) -> 
 
 
 def _pairs(pairs: pd.DataFrame, label: Callable[[str], str]) -> Table:
-    four = {"Win rate A": "win_rate_a", "Median Δ(A−B)": "median_diff"}
-    p_values = {"p": "p", "p Holm within": "p_holm", "p Holm global": "p_holm_global"}
-    shown = pd.DataFrame(
-        {
-            "Metric": pairs["metric"].map(label),
-            "A": pairs["a"].astype(str),
-            "B": pairs["b"].astype(str),
-            "n": pairs["n"].astype(str),
-            "Wins A": pairs["wins_a"].astype(str),
-            "Wins B": pairs["wins_b"].astype(str),
-            "Ties": pairs["ties"].astype(str),
-            **{title: pairs[name].map(lambda v: format_number(v, 4)) for title, name in four.items()},
-            "W": pairs["w"].map("{:g}".format),
-            **{title: pairs[name].map(format_p) for title, name in p_values.items()},
-            "r": pairs["r"].map(lambda v: format_number(v, 4)),
-        }
-    )
+    whole = {"A": "a", "B": "b", "n": "n", "Wins A": "wins_a", "Wins B": "wins_b", "Ties": "ties"}
+    shown = _shown(pairs, whole, {"Win rate A": "win_rate_a", "Median Δ(A−B)": "median_diff"}, 4)
+    shown.insert(0, "Metric", pairs["metric"].map(label))
+    shown["W"] = pairs["w"].map("{:g}".format)
+    for title, name in {"p": "p", "p Holm within": "p_holm", "p Holm global": "p_holm_global"}.items():
+        shown[title] = pairs[name].map(format_p)
+    shown["r"] = pairs["r"].map(lambda v: format_number(v, 4))
     return Table(pairs, shown, "Wilcoxon signed-rank tests", STARS)
+
+
+def _shown(data: pd.DataFrame, plain: dict[str, str], numbers: dict[str, str], digits: int) -> pd.DataFrame:
+    """Columns by their titles: some as they are, some as numbers with fixed digits."""
+    columns = {title: data[name].astype(str) for title, name in plain.items()}
+    columns |= {title: data[name].map(lambda v: format_number(v, digits)) for title, name in numbers.items()}
+    return pd.DataFrame(columns)

@@ -1,4 +1,4 @@
-"""A counterexample to the printed construction on paper, a search for one in any block, and both in numbers."""
+"""A counterexample to the printed construction on paper, and a search for one in any block."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from ldlt_bench.paper.as_printed import AsPrintedResidual, as_printed_block
 from ldlt_bench.paper.block import Activation, ResidualBlock
-from ldlt_bench.paper.corrected import corrected_block
 
-__all__ = ["Measured", "ScalarCounterexample", "SteepestPair", "measure", "scalar_counterexample", "violation"]
-
-_DRAWS = 10
+__all__ = ["ScalarCounterexample", "SteepestPair", "scalar_counterexample", "violation"]
 
 
 @dataclass(frozen=True)
@@ -184,54 +180,3 @@ def _slopes(f: Activation, x: Tensor, y: Tensor) -> Tensor:
     distance = torch.linalg.vector_norm(y - x, dim=-1)
     rise = torch.linalg.vector_norm(f(y) - f(x), dim=-1)
     return torch.where(distance > 1e-6, rise / distance.clamp_min(1e-6), 0 * rise)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Numbers of the section on the erratum.
-
-    Attributes:
-        scalar: The counterexample on paper.
-        found: The steepest pair that a search finds in it.
-        corrected: The steepest pair in the corrected block with the same free parameters.
-        corrected_eigenvalue: Smallest eigenvalue of that block's matrix inequality.
-        points: Points of the printed function on [−1, 1].
-        draws: Number of Gaussian blocks 4-8-4 that were drawn.
-        failing: How many of them break the matrix inequality as printed.
-        failing_corrected: The same for the corrected construction.
-    """
-
-    scalar: ScalarCounterexample
-    found: SteepestPair
-    corrected: SteepestPair
-    corrected_eigenvalue: float
-    points: list[tuple[float, float]]
-    draws: int
-    failing: int
-    failing_corrected: int
-
-
-@cache
-def measure() -> Measured:
-    """Work out all numbers, which takes about a second; they are the same on every call."""
-    scalar = scalar_counterexample()
-    skip, hidden = (torch.tensor([[w]], dtype=torch.float64) for w in (1 / math.sqrt(3), 1.0))
-    right = corrected_block(skip, [hidden], hidden, tight=True)
-    x = torch.linspace(-1.0, 1.0, 21, dtype=torch.float64)
-    y = scalar.block.forward(x[:, None])[:, 0]
-    generator = torch.Generator().manual_seed(0)
-    failing = failing_corrected = 0
-    for _ in range(_DRAWS):
-        a, c, b = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((4, 4), (8, 4), (4, 8)))
-        failing += as_printed_block(a, [c], b).smallest_eigenvalue() < 0
-        failing_corrected += corrected_block(a, [c], b).smallest_eigenvalue() < 0
-    return Measured(
-        scalar=scalar,
-        found=violation(scalar.block, starts=16, steps=40),
-        corrected=violation(right, starts=16, steps=40),
-        corrected_eigenvalue=float(right.smallest_eigenvalue()),
-        points=list(zip(x.tolist(), y.tolist(), strict=True)),
-        draws=_DRAWS,
-        failing=int(failing),
-        failing_corrected=int(failing_corrected),
-    )

@@ -23,27 +23,23 @@ __all__ = ["b_structure", "factor_structure"]
 _DECADES = 4.0  # colours span this many orders of magnitude below the largest entry
 
 
-def _matplotlib() -> Any:
-    try:
-        import_module("matplotlib.figure")
-        return import_module("matplotlib")
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "figures") from error
-
-
-def _target(path: str | PathLike[str]) -> Path:
+def _open(path: str | PathLike[str]) -> tuple[Path, Any]:
+    """The file to write, and matplotlib."""
     target = Path(path)
     if target.suffix.lower() not in {".png", ".svg"}:
         raise OptionError(f"figures are written as .png or .svg, not '{target.suffix}'")
-    return target
+    try:
+        import_module("matplotlib.figure")
+        return target, import_module("matplotlib")
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "bench") from error
 
 
 def _save(mpl: Any, figure: Any, target: Path) -> Path:
     """Write the figure; the same figure gives the same bytes."""
-    kind = target.suffix.lower()[1:]
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    metadata = {"Date": None} if target.suffix.lower() == ".svg" else {"Software": None}
     with mpl.rc_context({"svg.hashsalt": "ldlt"}):
-        figure.savefig(target, format=kind, dpi=160, metadata=metadata)
+        figure.savefig(target, dpi=160, metadata=metadata)
     return target
 
 
@@ -87,7 +83,7 @@ def factor_structure(
     Raises:
         LdltError: If an argument is out of its range or does not fit the others.
     """
-    target, mpl = _target(path), _matplotlib()
+    target, mpl = _open(path)
     block = _draw_block(hidden, io, seed, "symmetric")
     lower, pivots = closed_form_factors(block).dense()
     # Small blocks would be lost next to large ones: a block of size d is drawn with a side of about √d.
@@ -144,7 +140,7 @@ def b_structure(
     Raises:
         LdltError: If an argument is out of its range or does not fit the others.
     """
-    target, mpl = _target(path), _matplotlib()
+    target, mpl = _open(path)
     kinds: tuple[Root, Root] = ("symmetric", "cholesky")
     maps = [_draw_block(hidden, io, seed, kind).B.abs() for kind in kinds]
     limit = max(float(matrix.max()) for matrix in maps)

@@ -10,9 +10,10 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import scikit_posthocs
+import torch
 from matplotlib.figure import Figure
 
-from ldlt_bench.paper.erratum import Measured
+from ldlt_bench.paper import ScalarCounterexample
 from ldlt_bench.statistics import average_ranks, nemenyi
 from ldlt_bench.study.protocol import CURVE
 from ldlt_bench.tables import Comparison, family_order
@@ -79,13 +80,14 @@ def curves(comparison: Comparison) -> str | None:
     return _address(figure)
 
 
-def cone(measured: Measured) -> str:
+def cone(example: ScalarCounterexample) -> str:
     """The printed block with one input, one ReLU and one output, beside what its bound allows."""
     figure = Figure(figsize=(4.2, 3.4), layout="constrained")
     axes = figure.subplots()
-    x, y = np.array(measured.points).T
-    axes.fill_between(x, -np.abs(x), np.abs(x), alpha=0.2, label="bound 1")
-    axes.plot(x, y, color="#c0392b", label=f"printed block, slope {measured.scalar.measured_slope:.2f}")
+    x = torch.linspace(-1.0, 1.0, 21, dtype=torch.float64)
+    axes.fill_between(x, -x.abs(), x.abs(), alpha=0.2, label="bound 1")
+    y = example.block.forward(x[:, None])[:, 0]
+    axes.plot(x, y, color="#c0392b", label=f"printed block, slope {example.measured_slope:.2f}")
     axes.set(xlabel="input x", ylabel="output f(x)")
     axes.legend(frameon=False)
     return _address(figure)

@@ -13,7 +13,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ldlt_bench.paper.erratum import measure
+from ldlt_bench.paper import scalar_counterexample, violation
 from ldlt_bench.report.figures import cone, curves, rank_diagram
 from ldlt_bench.statistics import METRICS, ScoreError
 from ldlt_bench.study.results import KEYS, write_whole
@@ -53,15 +53,16 @@ def build_report(frame: pd.DataFrame, settings: Mapping[str, Any] | None = None)
         loader=PackageLoader("ldlt_bench", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["mark"] = _mark
-    measured = measure()
+    scalar = scalar_counterexample()
     return environment.get_template("page.html.j2").render(
         title=_clean(settings.pop("title", "Lipschitz networks compared")),
         cautions=_cautions(frame, settings),
         facts=_facts(frame, comparisons),
         studies=[_study(name, comparison) for name, comparison in comparisons.items()],
         rigorous=all(comparison.rigorous for comparison in comparisons.values()),
-        measured=measured,
-        cone=cone(measured),
+        scalar=scalar,
+        found=violation(scalar.block, starts=16, steps=40),
+        cone=cone(scalar),
         provenance={_clean(key): _value(value) for key, value in settings.items()}
         | {f"{name} (of the rows)": _unique(frame[name]) for name in _VERSIONS if name in frame},
     )
