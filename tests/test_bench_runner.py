@@ -13,7 +13,6 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from filelock import FileLock
@@ -460,8 +459,3 @@ def test_progress_is_said_without_a_terminal(tmp_path, orders, monkeypatch, caps
     monkeypatch.setattr(run, "LINES", 0.0)
     study(tmp_path / "out").run(workers=1)
     assert "4 of 4 units" in capsys.readouterr().err
-
-
-def test_scores_are_finite_numbers(orders, tmp_path):
-    frame = go(tmp_path / "out").frame
-    assert np.isfinite(frame[["accuracy", *RADII]]).all(axis=None)
