@@ -27,7 +27,7 @@ def _address(figure: Figure) -> str:
     """The figure as SVG in an address; the same figure gives the same address."""
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "ldlt", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
