@@ -4,9 +4,9 @@
 
 The loop is what one would write: for every fold a module, ``torch.optim.AdamW``, batches, ``loss.backward()``, and a
 validation pass per epoch. The stacked run is the benchmark's own (``ldlt_bench.study.training``), its recording of
-programs included. Both start at the same weights, see the same batches and keep the same schedule; the script prints how far
-their validation accuracies and weights are apart, in float64 as well, where rounding cannot be an excuse. One thread,
-interleaved, medians.
+programs included. Both start at the same weights, see the same batches and keep the same schedule; the script prints
+how far their validation accuracies and weights are apart, in float64 as well, where rounding cannot be an excuse. One
+thread, interleaved, medians.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ _EXAMPLES = """examples:
 ldlt COMMAND --help has examples for each command.
 """
 
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ldlt",
