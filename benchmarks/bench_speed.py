@@ -3,10 +3,10 @@
     python benchmarks/bench_speed.py [--sets iris wine ...] [--families ...] [--epochs 50] [--repeats 3]
 
 The loop is what one would write: for every fold a module, ``torch.optim.AdamW``, batches, ``loss.backward()``, and a
-validation pass per epoch. The stacked run is the benchmark's own (``ldlt.bench.training``), its recording of programs
-included. Both start at the same weights, see the same batches and keep the same schedule; the script prints how far
-their validation accuracies and weights are apart, in float64 as well, where rounding cannot be an excuse. One thread,
-interleaved, medians.
+validation pass per epoch. The stacked run is the benchmark's own (``ldlt_bench.study.training``), its recording of
+programs included. Both start at the same weights, see the same batches and keep the same schedule; the script prints
+how far their validation accuracies and weights are apart, in float64 as well, where rounding cannot be an excuse. One
+thread, interleaved, medians.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from statistics import median
 import torch
 
 from _measure import machine
-from ldlt.bench.data import Dataset, Embedded
-from ldlt.bench.family import STUDY_FAMILIES
-from ldlt.bench.models import Model, build
-from ldlt.bench.protocol import PROTOCOLS, Protocol, network_width
-from ldlt.bench.stack import Stack, flatten, margin_loss
-from ldlt.bench.training import Folds, Net, Trainer, start_values
+from ldlt_bench.data import Dataset, Embedded
+from ldlt_bench.study.family import STUDY_FAMILIES
+from ldlt_bench.study.models import Model, build, flatten
+from ldlt_bench.study.protocol import PROTOCOLS, Protocol, network_width
+from ldlt_bench.study.training import Folds, Net, Stack, Trainer, margin_loss
 
 SMALL = ("iris", "wine", "balance-scale", "monks-1", "monks-2", "monks-3", "tic-tac-toe", "breast-cancer-wisc-diag")
 FOLDS = range(4)
@@ -77,7 +76,8 @@ def stacked(family: str, dataset: Dataset, protocol: Protocol, dtype: torch.dtyp
     """All folds as one program."""
     folds = Folds(dataset, FOLDS, protocol, dtype)
     made = models(family, dataset, protocol, dtype)
-    trainer = Trainer(Stack(made[0]), start_values(made), [Net(f, 0, 0) for f in FOLDS], folds, protocol, len(made))
+    starts = torch.stack([flatten(model) for model in made])
+    trainer = Trainer(Stack(made[0]), starts, [Net(f, 0, 0) for f in FOLDS], folds, protocol, len(made))
     trainer.run()
     return trainer.best_accuracy.tolist(), trainer.flat
 

@@ -24,12 +24,11 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 
-from ldlt.bench.data import Archive, Dataset, locate
-from ldlt.bench.data.dataset import Split
-from ldlt.bench.data.folds import stratified_sample
-from ldlt.bench.data.stream import Stream
-from ldlt.bench.protocol import PROTOCOLS, RADII, Start, network_width
-from ldlt.bench.unit import Unit, run_unit
+from ldlt_bench.data import Archive, Dataset, locate
+from ldlt_bench.data.dataset import Split
+from ldlt_bench.data.folds import Stream, stratified_sample
+from ldlt_bench.study.protocol import PROTOCOLS, RADII, Start, network_width
+from ldlt_bench.study.unit import Unit, run_unit
 
 GRID = {
     "contraction": ("cholesky", "symmetric", "cayley"),

@@ -40,10 +40,10 @@ from torch.nn.utils import parametrize
 import ldlt
 from _measure import machine
 from ldlt.activations import MaxMin
-from ldlt.bench.images import fashion_mnist
-from ldlt.bench.protocol import LOSSES
-from ldlt.bench.stack import margin_loss
-from ldlt.families.head import normalize_rows, pair_constants
+from ldlt_bench.data.images import fashion_mnist
+from ldlt_bench.families import normalize_rows, pair_constants
+from ldlt_bench.study.protocol import LOSSES
+from ldlt_bench.study.training import margin_loss
 
 RADII = (0.0, 36 / 255, 72 / 255, 108 / 255, 1.0)
 BATCH = 256

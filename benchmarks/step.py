@@ -19,7 +19,7 @@ from torch import nn
 
 import ldlt
 from _measure import interleave, machine
-from ldlt.families import FamilyNetwork
+from ldlt_bench.families import FamilyNetwork
 
 INPUTS, OUTPUTS, DEPTH, BATCH = 64, 10, 4, 256
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import ldlt
-from ldlt.paper import AsPrintedResidual, AsPrintedWarning, ScalarCounterexample, scalar_counterexample
+from ldlt_bench.paper import AsPrintedResidual, AsPrintedWarning, ScalarCounterexample, scalar_counterexample
 
 SIZES = (3, [6], 3)
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 import ldlt
 from ldlt.activations import MaxMin
-from ldlt.bench.images import ImageSet, Splits, fashion_mnist
-from ldlt.bench.stack import margin_loss
+from ldlt_bench.data.images import ImageSet, Splits, fashion_mnist
+from ldlt_bench.study.training import margin_loss
 
 RADII = {"clean": 0.0, "36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "1": 1.0}
 BATCH = 256

@@ -8,23 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import functional_call
 
 from ldlt import Lipschitz, attack
-from ldlt.adamw import adamw
-from ldlt.bench.data import Dataset, Embedded
-from ldlt.bench.family import FAMILIES, canonical, find_family
-from ldlt.bench.models import Model, build
-from ldlt.bench.protocol import CURVE, LOSSES, PROTOCOLS, RADII, Loss, Protocol, Start, network_width, shortened
-from ldlt.bench.scoring import Score, score
-from ldlt.bench.stack import Stack, flatten, margin_loss, unflatten
-from ldlt.bench.training import Folds, Net, Trainer, load, start_values
-from ldlt.bench.unit import Unit, estimate_cost, run_unit, start_seed, together
-from ldlt.engine.linalg import positive
 from ldlt.errors import OptionError
-from ldlt.program import ProgramError, record
+from ldlt_bench.data import Dataset, Embedded
+from ldlt_bench.study.family import FAMILIES, find_family
+from ldlt_bench.study.models import Model, build, flatten, load, unflatten
+from ldlt_bench.study.protocol import CURVE, LOSSES, PROTOCOLS, RADII, Loss, Protocol, Start, network_width, shortened
+from ldlt_bench.study.training import Folds, Net, Score, Stack, Trainer, margin_loss, score
+from ldlt_bench.study.unit import Unit, estimate_cost, run_unit, together
 
 # -- protocol --------------------------------------------------------------------------------------------------------
 
@@ -111,7 +106,7 @@ def test_fingerprint_tells_settings_apart() -> None:
 )
 def test_fingerprint_knows_the_numbers_behind_the_names(monkeypatch, place: str, value: object) -> None:
     before = {family: PROTOCOLS["tuned"].fingerprint(family) for family in FAMILIES}
-    monkeypatch.setattr(f"ldlt.bench.protocol.{place}", value)
+    monkeypatch.setattr(f"ldlt_bench.study.protocol.{place}", value)
     assert all(PROTOCOLS["tuned"].fingerprint(family) != before[family] for family in FAMILIES)
     assert Protocol("paper").fingerprint("AOL") == PROTOCOLS["paper"].fingerprint("AOL")
 
@@ -126,55 +121,6 @@ def test_shortened() -> None:
 
 
 # -- programs --------------------------------------------------------------------------------------------------------
-
-
-def test_record_replays_on_other_values() -> None:
-    constant = torch.randn(3)
-
-    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        z = (x @ y).clone()
-        z.diagonal().add_(constant)  # in place, through a view
-        q, r = torch.linalg.qr(z)
-        return q @ r + x.sum(), torch.stack(z.unbind(0)).relu()
-
-    program = record(function, torch.randn(3, 4), torch.randn(4, 3))
-    for _ in range(3):
-        x, y = torch.randn(3, 4), torch.randn(4, 3)
-        for ours, theirs in zip(program(x, y), function(x, y), strict=True):
-            torch.testing.assert_close(ours, theirs)
-
-
-def test_record_takes_backward_passes() -> None:
-    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        leaf = x.detach().requires_grad_()
-        return (torch.autograd.grad(leaf.tanh().pow(3).sum(), leaf)[0],)
-
-    program = record(function, torch.randn(5))
-    x = torch.randn(5)
-    torch.testing.assert_close(program(x)[0], 3 * x.tanh() ** 2 * (1 - x.tanh() ** 2))
-    assert not program(x)[0].requires_grad
-
-
-def test_record_at_a_kink() -> None:
-    """Where rounding decides on a gradient, a recorded program may decide otherwise and is none the worse."""
-    calls = []
-
-    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        calls.append(1)
-        noise = 1e-9 * (-1.0) ** len(calls)  # another sign in every call, as of another rounding
-        return ((x[0] - x[1] + noise).sign(),)
-
-    program = record(function, torch.ones(2))
-    assert float(program(torch.tensor([2.0, 1.0]))[0]) == 1.0
-    assert float(program(torch.tensor([1.0, 2.0]))[0]) == -1.0
-
-
-def test_record_refuses_what_it_cannot_replay() -> None:
-    def impure(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (x * torch.rand(3),)
-
-    with pytest.raises(ProgramError, match="do not reproduce"):
-        record(impure, torch.ones(3))
 
 
 # -- stack -----------------------------------------------------------------------------------------------------------
@@ -192,7 +138,7 @@ def _models(family: str, count: int, width: int = 8, dtype: torch.dtype = torch.
 @pytest.mark.parametrize("family", SOUND)
 def test_stacked_gradients_are_those_of_single_networks(family: str) -> None:
     models = _models(family, 3)
-    flat = start_values(models)
+    flat = torch.stack([flatten(model) for model in models])
     n, batch = 3, 6
     x = torch.randn(n, batch, 5, dtype=torch.float64)
     labels = torch.randint(0, 3, (n, batch))
@@ -244,25 +190,6 @@ def test_margin_loss_is_cross_entropy() -> None:
     torch.testing.assert_close(margin_loss(logits, labels, o, t), expected)
 
 
-@settings(deadline=None, max_examples=10)
-@given(st.integers(0, 1000), st.integers(1, 12))
-def test_adamw_is_torchs(seed: int, steps: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(3, 5, generator=generator, dtype=torch.float64)
-    rates = [1e-3, 1e-2, 0.3]
-    leaves = [start[i].clone().requires_grad_() for i in range(3)]
-    theirs = [torch.optim.AdamW([leaf], lr=rate, weight_decay=0.02) for leaf, rate in zip(leaves, rates, strict=True)]
-    flat, first, second = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
-    rate = torch.tensor(rates, dtype=torch.float64)[:, None]
-    for step in range(1, steps + 1):
-        grads = torch.randn(3, 5, generator=generator, dtype=torch.float64)
-        for i, optimiser in enumerate(theirs):
-            leaves[i].grad = grads[i].clone()
-            optimiser.step()
-        adamw(flat, grads, first, second, rate, step, 0.02)
-    torch.testing.assert_close(flat, torch.stack([leaf.detach() for leaf in leaves]))
-
-
 # -- training --------------------------------------------------------------------------------------------------------
 
 QUICK = replace(PROTOCOLS["paper"], epochs=4)
@@ -302,7 +229,7 @@ def _trainer(protocol: Protocol, count: int = 1) -> Trainer:
         model.module.double()
     nets = [Net(i % 4, 0, 0) for i in range(count)]
     folds = Folds(dataset, range(4), protocol, torch.float64)
-    return Trainer(Stack(models[0]), start_values(models), nets, folds, protocol, count)
+    return Trainer(Stack(models[0]), torch.stack([flatten(model) for model in models]), nets, folds, protocol, count)
 
 
 def test_schedule_halves_and_stops() -> None:
@@ -356,23 +283,6 @@ def test_nothing_depends_on_test_rows() -> None:
     for column in ("validation_score", "learning_rate", "loss", "epochs", "best_epoch", "bound"):
         assert honest[column] == poisoned[column], column
     assert honest["accuracy"] != poisoned["accuracy"]
-
-
-def test_same_seed_same_rows() -> None:
-    dataset = Embedded().load("iris")
-    unit = Unit("paper", "iris", "LDLT-R")
-
-    def rows(seeds: list[int]) -> list[dict[str, object]]:
-        return [
-            {k: v for k, v in row.items() if not k.endswith("seconds")} for row in run_unit(unit, QUICK, dataset, seeds)
-        ]
-
-    first = rows([0])
-    assert rows([0]) == first
-    assert rows([1]) != first
-    both = rows([0, 1])
-    assert [(r["fold"], r["seed"]) for r in both] == [(f, s) for s in (0, 1) for f in range(4)]
-    assert start_seed("iris", 0, 0) != start_seed("iris", 1, 0) != start_seed("wine", 0, 0)
 
 
 def test_search_keeps_the_best_on_validation_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,12 +362,12 @@ def test_score_counts_ties_and_nan_as_uncertified() -> None:
 
 
 def test_family_names() -> None:
-    assert canonical(" sandwich ") == "Sandwich"
-    assert canonical("ldlt-r AS printed") == "LDLT-R as printed"
-    assert canonical("ldlt-l:Cholesky") == "LDLT-L:cholesky"
+    assert find_family(" sandwich ").name == "Sandwich"
+    assert find_family("ldlt-r AS printed").name == "LDLT-R as printed"
+    assert find_family("ldlt-l:Cholesky").name == "LDLT-L:cholesky"
     for wrong in ("LDLT", "AOL:cayley", "LDLT-R:lu", ""):
         with pytest.raises(OptionError, match="unknown family"):
-            canonical(wrong)
+            find_family(wrong)
     assert find_family("ldlt-r:cayley").contraction == "cayley"
     assert not find_family("LDLT-R").contraction  # the protocol's
     assert [name for name in FAMILIES if not find_family(name).certified] == ["LDLT-R as printed"]
@@ -480,14 +390,6 @@ def test_as_printed_is_marked() -> None:
     assert all(
         row["certified"] for row in run_unit(Unit("paper", "iris", "CPL"), replace(QUICK, epochs=1), dataset, [0])
     )
-
-
-def test_start_settings_reach_the_network() -> None:
-    model = build("LDLT-L", 4, 8, 2, 3, 0, Start(alpha=0.5, growth=1.0, bias_scale=3.0))
-    assert set(model.scales.values()) == {3.0}
-    alphas = [p for n, p in model.module.named_parameters() if n.startswith("log_alpha")]
-    assert alphas
-    assert all(torch.allclose(positive(p.detach()), torch.tensor(0.5 * 8 / 64)) for p in alphas)
 
 
 def test_costs_order_units() -> None:

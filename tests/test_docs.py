@@ -18,18 +18,21 @@ import pytest
 import torch
 
 import ldlt
-from ldlt.bench import data
+import ldlt_bench
 from ldlt.cli import main
+from ldlt_bench import data
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = {page: BLOCK.findall(page.read_text()) for page in PAGES}
 SHELL = {page: re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in PAGES}
-LONG = ("bench", "report", "data")
-"""Commands of other packages, which are run by other tests: they take long or need what others wrote."""
+LONG = ("bench", "report", "data", "tables", "figure")
+"""Commands of the study, which are run by its own tests."""
 MODULES = sorted(
-    {m.name for m in pkgutil.walk_packages(ldlt.__path__, "ldlt.") if not m.name.endswith("__main__")} | {"ldlt"}
+    {m.name for p in (ldlt, ldlt_bench) for m in pkgutil.walk_packages(p.__path__, f"{p.__name__}.")}
+    - {"ldlt.__main__", "ldlt_bench.__main__"}
+    | {"ldlt"}
 )
 
 

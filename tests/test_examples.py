@@ -12,8 +12,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from ldlt.bench.data import UnavailableSetError
 from ldlt.errors import OptionError
+from ldlt_bench.data import UnavailableSetError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

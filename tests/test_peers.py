@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ldlt.families import AOL, SLL, Spectral, aol, cayley
+from ldlt_bench.families import AOL, SLL, Spectral, aol, cayley
 
 SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31))
 

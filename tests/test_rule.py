@@ -13,7 +13,7 @@ from torch import nn
 import ldlt
 from ldlt.engine import rule
 from ldlt.engine.linalg import bounded
-from ldlt.families import cayley
+from ldlt_bench.families import cayley
 from random_graphs import RandomGraph, randomise
 
 CONTRACTIONS = ["cholesky", "symmetric", "cayley"]

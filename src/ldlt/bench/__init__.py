@@ -1,1 +1,0 @@
-"""The benchmark: data sets, protocols, runner, statistics and report."""

@@ -1,0 +1,190 @@
+"""The residual block of the paper and its linear matrix inequality, term by term."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ldlt.errors import BoundError, ShapeError, SlopeError
+from ldlt_bench.paper.roots import check_multipliers
+
+__all__ = ["ResidualBlock"]
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualBlock:
+    r"""Explicit weights of one residual block, with the data of its certificate.
+
+    .. math::
+        x_+ = A x + B w_n, \qquad w_j = \sigma_j(C_j w_{j-1} + b_j), \qquad w_0 = x .
+
+    The slopes of :math:`\sigma_j` lie in :math:`[m_j, L_j]`, the multipliers :math:`\Lambda_j` are positive
+    diagonal matrices, and :math:`\ell` is the claimed bound. The block is :math:`\ell`-Lipschitz if
+    :meth:`lmi` is positive semidefinite. Nothing here enforces that: this class states a claim, and
+    :meth:`smallest_eigenvalue` tests it.
+
+    Args:
+        A: Skip from input to output, shape ``(d_out, d_0)``.
+        B: Output map, shape ``(d_out, d_n)``.
+        C: Hidden maps; the ``j``-th has shape ``(d_j, d_{j-1})``. At least one.
+        multipliers: Diagonals of the multipliers, the ``j``-th of shape ``(d_j,)``, positive.
+        slopes: Pairs ``(m_j, L_j)`` of finite numbers, ``m_j <= L_j``.
+        bound: The Lipschitz bound, positive and finite.
+
+    Raises:
+        LdltError: If an argument is out of its range or does not fit the others.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> block = ResidualBlock(0 * one, one, (one,), (torch.ones(1),), ((0.0, 1.0),), 1.0)
+        >>> block.lmi().tolist()
+        [[1.0, -1.0], [-1.0, 1.0]]
+    """
+
+    A: Tensor
+    B: Tensor
+    C: tuple[Tensor, ...]
+    multipliers: tuple[Tensor, ...]
+    slopes: tuple[tuple[float, float], ...]
+    bound: float
+
+    def __post_init__(self) -> None:
+        for name in ("C", "multipliers", "slopes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_shapes()
+        for j, (low, high) in enumerate(self.slopes):
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise SlopeError(f"slopes[{j}] = {(low, high)} is not a finite interval (m, L) with m <= L")
+        if not (math.isfinite(self.bound) and self.bound > 0):
+            raise BoundError(f"the bound must be positive and finite, not {self.bound}")
+        check_multipliers(self.C, self.multipliers)
+
+    def _check_shapes(self) -> None:
+        depth = len(self.C)
+        if depth == 0:
+            raise ShapeError("a residual block needs at least one hidden map")
+        if len(self.multipliers) != depth or len(self.slopes) != depth:
+            raise ShapeError(
+                f"{depth} hidden maps need as many multipliers and slopes, "
+                f"not {len(self.multipliers)} and {len(self.slopes)}"
+            )
+        for name, matrix in [("A", self.A), ("B", self.B), *((f"C[{j}]", c) for j, c in enumerate(self.C))]:
+            if matrix.dim() != 2:
+                raise ShapeError(f"{name} must be a matrix, not of shape {tuple(matrix.shape)}")
+        width = self.A.shape[1]
+        for j, weight in enumerate(self.C):
+            if weight.shape[1] != width:
+                raise ShapeError(f"C[{j}] has {weight.shape[1]} columns, but its input has {width} entries")
+            width = weight.shape[0]
+        if self.B.shape != (self.A.shape[0], width):
+            raise ShapeError(f"B has shape {tuple(self.B.shape)}, expected {(self.A.shape[0], width)}")
+        if not self.A.is_floating_point():
+            raise ShapeError(f"weights must be real floating point, not {self.A.dtype}")
+        for tensor in (self.B, *self.C, *self.multipliers):
+            if tensor.dtype != self.A.dtype or tensor.device != self.A.device:
+                raise ShapeError(
+                    f"mixed tensors: {tensor.dtype} on {tensor.device} and {self.A.dtype} on {self.A.device}"
+                )
+
+    @property
+    def depth(self) -> int:
+        """Number ``n`` of hidden layers."""
+        return len(self.C)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Block sizes ``(d_0, d_1, ..., d_n)`` of the matrix inequality."""
+        return (self.A.shape[1], *(weight.shape[0] for weight in self.C))
+
+    def lmi(self) -> Tensor:
+        r"""The matrix :math:`M = -\bar M` that must be positive semidefinite.
+
+        It is the cyclic block tridiagonal matrix of the paper with every sign reversed:
+
+        .. math::
+            M_{11} &= \ell^2 I + 2 L_1 m_1 C_1^\top \Lambda_1 C_1 - A^\top A, \\
+            M_{jj} &= 2 \Lambda_{j-1} + 2 L_j m_j C_j^\top \Lambda_j C_j, \qquad 1 < j \le n, \\
+            M_{(n+1)(n+1)} &= 2 \Lambda_n - B^\top B, \\
+            M_{(j+1)j} &= -(L_j + m_j) \Lambda_j C_j, \qquad
+            M_{(n+1)1} = -B^\top A .
+
+        With one hidden layer the last two blocks are the same one, and add up.
+
+        Returns:
+            Dense symmetric matrix, shape ``(sum(sizes), sum(sizes))``, in the dtype of the weights.
+        """
+        count = self.depth + 1
+        eye = torch.eye(self.sizes[0], dtype=self.A.dtype, device=self.A.device)
+        rows = [[self.A.new_zeros(p, q) for q in self.sizes] for p in self.sizes]
+        rows[0][0] = rows[0][0] + self.bound**2 * eye - self.A.mT @ self.A
+        for j, (weight, diagonal, (low, high)) in enumerate(zip(self.C, self.multipliers, self.slopes, strict=True)):
+            scaled = diagonal.unsqueeze(-1) * weight
+            rows[j][j] = rows[j][j] + 2 * high * low * (weight.mT @ scaled)
+            rows[j + 1][j] = rows[j + 1][j] - (high + low) * scaled
+            rows[j + 1][j + 1] = rows[j + 1][j + 1] + 2 * torch.diag(diagonal)
+        rows[count - 1][0] = rows[count - 1][0] - self.B.mT @ self.A
+        rows[count - 1][count - 1] = rows[count - 1][count - 1] - self.B.mT @ self.B
+        for i in range(count):
+            rows[i][i] = (rows[i][i] + rows[i][i].mT) / 2  # exactly symmetric, also after rounding
+            for j in range(i + 1, count):
+                rows[i][j] = rows[j][i].mT
+        return torch.cat([torch.cat(row, dim=1) for row in rows])
+
+    @torch.no_grad()
+    def smallest_eigenvalue(self) -> float:
+        """Smallest eigenvalue of :meth:`lmi`, assembled and computed in float64.
+
+        Negative (beyond rounding) means that this bound, with these multipliers, is not certified. It does
+        not by itself mean that the network breaks the bound: see :func:`ldlt_bench.paper.violation` for that.
+        """
+        return float(torch.linalg.eigvalsh(self.double().lmi())[0])
+
+    def double(self) -> ResidualBlock:
+        """The same block in float64."""
+        return ResidualBlock(
+            self.A.double(),
+            self.B.double(),
+            tuple(weight.double() for weight in self.C),
+            tuple(diagonal.double() for diagonal in self.multipliers),
+            self.slopes,
+            self.bound,
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        activations: Activation | Sequence[Activation] = torch.relu,
+        biases: Sequence[Tensor | None] | None = None,
+    ) -> Tensor:
+        """Evaluate the block.
+
+        Args:
+            x: Inputs, shape ``(..., d_0)``.
+            activations: One elementwise function for all hidden layers, or one for each.
+            biases: One vector of shape ``(d_j,)`` (or ``None``) for each hidden layer; ``None`` for no biases
+                at all.
+
+        Returns:
+            Outputs, shape ``(..., d_out)``.
+
+        Raises:
+            ShapeError: If the input or the number of activations or biases does not fit.
+        """
+        functions = [activations] * self.depth if callable(activations) else list(activations)
+        shifts = [None] * self.depth if biases is None else list(biases)
+        if len(functions) != self.depth or len(shifts) != self.depth:
+            raise ShapeError(f"{self.depth} hidden layers, but {len(functions)} activations and {len(shifts)} biases")
+        if x.shape[-1:] != (self.sizes[0],):
+            raise ShapeError(f"inputs of shape {tuple(x.shape)} do not end in {self.sizes[0]}")
+        hidden = x
+        for weight, function, shift in zip(self.C, functions, shifts, strict=True):
+            hidden = function(torch.nn.functional.linear(hidden, weight, shift))
+        return x @ self.A.mT + hidden @ self.B.mT
+
+    __call__ = forward
