@@ -26,7 +26,7 @@ from ldlt.errors import (
     SlopeError,
     UnsupportedOpError,
 )
-from ldlt.export import Deployed, deploy, export_onnx, export_program, load, model_card, save
+from ldlt.files import Deployed, deploy, load, model_card, read_onnx, save
 from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
 from ldlt.rounding import forward_error
 
@@ -58,8 +58,7 @@ __all__ = [
     "certify",
     "deploy",
     "empirical",
-    "export_onnx",
-    "export_program",
+    "read_onnx",
     "forward_error",
     "lmi",
     "load",

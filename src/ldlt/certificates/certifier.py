@@ -24,7 +24,7 @@ from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.graph import Convolution, Graph, Wire
 from ldlt.graph.operations import TABLE
-from ldlt.onnx.reader import read_onnx
+from ldlt.files.read import read_onnx
 
 __all__ = ["METHODS", "certify"]
 

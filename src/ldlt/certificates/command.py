@@ -23,8 +23,7 @@ from ldlt.certificates.certifier import METHODS, certify
 from ldlt.certificates.optimise import TOLERANCE, Step
 from ldlt.certificates.region import Region
 from ldlt.errors import CertificateError, OnnxError, OptionError, ShapeError
-from ldlt.onnx.file import load
-from ldlt.onnx.reader import OnnxLimits, OnnxNetwork, read_onnx
+from ldlt.files.read import OnnxNetwork, read_onnx
 from ldlt.watch import Watch
 
 __all__ = ["add_certify", "add_verify", "run_certify", "run_verify"]
@@ -293,9 +292,8 @@ def _read_stated(arguments: Namespace, stated: Certificate) -> OnnxNetwork:
     """
     try:
         return _read(arguments, None)
-    except OnnxError:
-        declared = load(arguments.model, OnnxLimits(), arguments.input_name, arguments.output_name).shape
-        if None not in declared:
+    except OnnxError as error:
+        if "pass input_shape" not in str(error):
             raise
     try:
         return _read(arguments, stated.input_shape)

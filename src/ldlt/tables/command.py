@@ -25,14 +25,14 @@ from ldlt.watch import Watch
 
 if TYPE_CHECKING:
     from ldlt.estimators import Epoch
-    from ldlt.export import Deployed
+    from ldlt.files import Deployed
 
 __all__ = ["RADII", "add_predict", "add_train", "run_predict", "run_train"]
 
 RADII = (0.0, 0.1, 0.25, 0.5, 1.0)
 """Radii of certified accuracy that are told, in standard deviations of the features."""
 
-MODEL_SUFFIX = ".ldlt.safetensors"
+MODEL_SUFFIX = ".ldlt.onnx"
 """Ending of the model beside the data."""
 
 _TRAIN = """Train a network on a CSV table that is Lipschitz by construction, and certify it in the units of the table.
@@ -104,7 +104,7 @@ def add_train(commands: Any) -> None:
         "--test-share", type=float, default=0.2, metavar="S", help="share of rows to test with; default: 0.2; 0: none"
     )
     parser.add_argument(
-        "--out", metavar="FILE", help=f"model to write, .safetensors or .onnx; default: DATA{MODEL_SUFFIX}"
+        "--out", metavar="FILE", help=f"model to write, .onnx; default: DATA{MODEL_SUFFIX}"
     )
     parser.add_argument("--json", action="store_true", help="print the outcome for machines")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
@@ -120,7 +120,7 @@ def add_predict(commands: Any) -> None:
         epilog=_PREDICT_EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", help="file that ldlt train, ldlt.save or ldlt.export_onnx wrote")
+    parser.add_argument("model", help="file that ldlt train or ldlt.save wrote")
     _add_data(parser)
     parser.add_argument(
         "--radius", type=float, metavar="R", help="of a regressor: distance that an interval allows for"
@@ -161,10 +161,10 @@ def _check_train(arguments: Namespace) -> None:
 
 def _place(out: str | None, data: str) -> Path:
     """Where the model goes, refused before the work and not after it."""
-    from ldlt.export.storage import ONNX_SUFFIX, SUFFIX, readable, writable  # noqa: PLC0415
+    from ldlt.files.replace import readable, writable  # noqa: PLC0415
 
     path = readable(data, "data").with_suffix(MODEL_SUFFIX) if out is None else Path(out)
-    return writable(path, SUFFIX, ONNX_SUFFIX)
+    return writable(path, ".onnx")
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -249,10 +249,9 @@ def _require(path: Path) -> None:
     for package, extra in (("pandas", "train"), ("sklearn", "train")):
         if find_spec(package) is None:
             raise MissingExtraError(package, extra)
-    wanted = ("onnx", "onnxscript") if path.suffix.lower() == ".onnx" else ("safetensors",)
-    for package in wanted:
+    for package in ("onnx", "msgspec"):
         if find_spec(package) is None:
-            raise MissingExtraError(package, "export")
+            raise MissingExtraError(package, "files")
 
 
 def _fit(arguments: Namespace, table: Table, rows: Any) -> tuple[Any, list[str]]:
@@ -296,23 +295,20 @@ class _Progress(Watch):
 
 def _saved(estimator: Any, table: Table, path: Path) -> Deployed:
     """The deployed model, written to its file."""
-    from ldlt.export import deploy, export_onnx, save  # noqa: PLC0415
+    from ldlt.files import deploy, save  # noqa: PLC0415
 
     deployed = deploy(estimator)
     deployed.meaning = replace(deployed.meaning, target=table.name)
-    if path.suffix.lower() == ".onnx":
-        export_onnx(deployed, path)
-    else:
-        save(deployed, path)
+    save(deployed, path)
     return deployed
 
 
 def _write_card(deployed: Deployed, path: Path, name: str, held: tuple[Any, Any] | None) -> None:
-    from ldlt.export import model_card  # noqa: PLC0415
-    from ldlt.export.storage import write_file  # noqa: PLC0415
+    from ldlt.files import model_card  # noqa: PLC0415
+    from ldlt.files.replace import write_whole  # noqa: PLC0415
 
     text = model_card(deployed, name=name) if held is None else model_card(deployed, *held, name=name)
-    write_file(path, text.encode())
+    write_whole(path, text.encode())
 
 
 def _test(estimator: Any, deployed: Deployed, task: str, features: Any, target: Any) -> dict[str, Any]:
@@ -352,8 +348,8 @@ def run_predict(arguments: Namespace) -> int:
         LdltError: A file or an argument that is wrong.
     """
     from ldlt.certificates import verify  # noqa: PLC0415
-    from ldlt.export import load  # noqa: PLC0415
-    from ldlt.export.storage import why  # noqa: PLC0415
+    from ldlt.files import load  # noqa: PLC0415
+    from ldlt.files.replace import why  # noqa: PLC0415
 
     if len(arguments.separator) != 1:
         raise OptionError(f"--separator must be one character, not {arguments.separator!r}")
@@ -436,7 +432,7 @@ def _json(data: Any) -> str:
 
 
 def _rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    from ldlt.export.card import ceiling, floor  # noqa: PLC0415
+    from ldlt.files.card import ceiling, floor  # noqa: PLC0415
 
     found = "" if not facts["inferred"] else " (found from the target; --task overrides)"
     classes = "" if facts["classes"] is None else f", {facts['classes']} classes"

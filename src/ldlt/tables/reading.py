@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ldlt.errors import MissingExtraError, OptionError
-from ldlt.export.storage import readable
+from ldlt.files.replace import readable
 
 if TYPE_CHECKING:
     import pandas as pd
