@@ -296,6 +296,8 @@ class Node:
         whole = [t for t in _found(args, Tensor) if t.dtype == torch.int64]
         if not self._moves and any(bool((t == BATCH).any()) for t in whole):
             raise self.refuse("computes with the batch size; every sample must be treated alike")
+        if whole and not self._moves and _found(args, Value):
+            raise self.refuse("computes with whole numbers and others, which ONNX does not allow without a Cast")
         return self.build.call(self.label, self._stem, function, *args)
 
     def shape(self, value: Any) -> tuple[int, ...]:

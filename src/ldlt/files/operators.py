@@ -592,7 +592,7 @@ def _split(n: Node) -> Any:
 
 def _gathered(x: Tensor, axis: int, index: Tensor) -> Tensor:
     found = x.index_select(axis, index.reshape(-1))
-    return found.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]) if index.ndim != 1 else found
+    return found.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])) if index.ndim != 1 else found
 
 
 def _gather(n: Node) -> Any:

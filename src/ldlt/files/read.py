@@ -181,7 +181,8 @@ class _File:
                     stack.append(source)
                 elif not state[source]:
                     raise OnnxError(f"{self._label(index)}: is part of a cycle")
-        return ordered
+        listed = {i for i in ordered if all(producer.get(n, -1) < i for n in self.nodes[i].input)}
+        return sorted(ordered) if len(listed) == len(ordered) else ordered  # as listed, if that is an order
 
     def network(self, input_shape: Sequence[int] | None) -> OnnxNetwork:
         """The module."""

@@ -354,7 +354,7 @@ def _operator(operator: str, options: Callable[[Any], dict[str, Any]] = lambda m
 def _clip(limits: Callable[[Any], tuple[float | None, float | None]]) -> _Native:
     def write(w: _Writer, m: Any, x: str, shape: Sequence[int]) -> str:
         ends = [None if v is None or math.isinf(v) else v for v in limits(m)]
-        return w.put("Clip", x, *("" if v is None else w.constant(v) for v in ends))
+        return w.put("Clip", x, *("" if v is None else w.constant(float(v)) for v in ends))
 
     return write
 

@@ -461,7 +461,7 @@ def _sort(reader: Reader, node: fx.Node) -> None:
     order = [i for i in range(len(shape) + 1) if i != axis] + [axis]
     label, lines = reader.label(node), tuple(shape[i - 1] for i in order[1:])
     moved = Wire(f"{label}__lines", lines, (source,), "aten.permute.default", (Ref(0), order), role="rearrange")
-    window = (*(1 for _ in lines[1:]), lines[-1]) if len(lines) > 1 else (lines[-1],)
+    window = (*(1 for _ in lines[1:-1]), lines[-1])
     stood = reader.put(moved)
     if len(lines) == 1:
         lines = (1, *lines)
