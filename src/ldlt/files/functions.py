@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from ldlt import activations
 from ldlt.activations import GroupSort, MaxMin, WindowSort
-from ldlt.errors import GraphError, LdltError, SavedModelError
+from ldlt.errors import GraphError, SavedModelError
 from ldlt.files.message import onnx_package
 from ldlt.files.replace import show
 
@@ -277,10 +277,8 @@ def recognised(function: Any, shape: Sequence[int], dtype: torch.dtype) -> nn.Mo
     try:
         module = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.options.items()}).eval()
         written = function_of(function.name, module, shape, dtype)
-    except LdltError:
-        raise
     except Exception as error:
-        raise SavedModelError(f"{named} has options that do not fit {show(kind.__name__)} ({error})") from error
+        raise SavedModelError(f"{named} does not fit the activation {show(kind.__name__)} ({error})") from error
     if written.SerializeToString(deterministic=True) != function.SerializeToString(deterministic=True):
         raise SavedModelError(
             f"{named} says that it is {kind.__name__} but computes something else, or was written by another version: "
