@@ -26,8 +26,8 @@ import ldlt
 from ldlt.certificates import command, interior
 from ldlt.cli import main
 from ldlt.errors import MissingExtraError
-from ldlt.onnx import OnnxLimits
-from ldlt.onnx.operators import OPERATORS
+from ldlt.files import OnnxLimits
+from ldlt.files.operators import OPERATORS
 
 onnx = pytest.importorskip("onnx")
 
@@ -475,7 +475,7 @@ def test_missing_extra(files, run, monkeypatch):
     for words in (["certify", "net.onnx"], ["verify", "net.cert.json", "net.onnx"]):
         code, _, err = run(*words)
         assert code == 2
-        assert "ldlt[onnx]" in err
+        assert "ldlt[files]" in err
 
 
 def test_help_explains_exit_codes(run):

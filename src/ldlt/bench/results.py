@@ -201,7 +201,7 @@ def unit_name(unit: UnitKey) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
-    """:func:`ldlt.files.replace.write_whole`, with the folder made and a message that tells a full disk from other trouble.
+    """:func:`ldlt.files.atomic`, with the folder made and a message that tells a full disk from other trouble.
 
     Raises:
         StoreError: If the system refuses; an older file of this name is then as it was.

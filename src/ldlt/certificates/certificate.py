@@ -39,8 +39,8 @@ from ldlt.certificates.proof import prove, prove_gram, prove_smallest
 from ldlt.certificates.region import Region
 from ldlt.engine.network import Lipschitz
 from ldlt.errors import CertificateError, LdltError
-from ldlt.graph import Graph
 from ldlt.files.read import read_onnx
+from ldlt.graph import Graph
 
 __all__ = [
     "CERTIFIED",

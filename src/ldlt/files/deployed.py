@@ -23,7 +23,8 @@ from ldlt.rounding import forward_error
 
 __all__ = ["CLASSIFICATION", "REGRESSION", "Deployed", "Label", "Meaning"]
 
-CLASSIFICATION, REGRESSION = "classification", "regression"
+CLASSIFICATION: Literal["classification"] = "classification"
+REGRESSION: Literal["regression"] = "regression"
 
 _ROWS_AT_ONCE = 16384
 

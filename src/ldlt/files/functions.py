@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -141,7 +141,9 @@ def _translated(nodes: Nodes, function: Any, inputs: Sequence[str], name: str) -
     try:
         graph = _Tracer().trace(function)
     except Exception as error:
-        raise GraphError(f"{name} cannot be written to a file: its forward function is not a formula ({error})") from error
+        raise GraphError(
+            f"{name} cannot be written to a file: its forward function is not a formula ({error})"
+        ) from error
     values: dict[fx.Node, str] = {}
     left = iter(inputs)
 
@@ -182,16 +184,16 @@ class _Tracer(fx.Tracer):
 def _sorted(nodes: Nodes, module: nn.Module, x: str, shape: Sequence[int]) -> str:
     """Sorted groups or windows."""
     if isinstance(module, WindowSort):
-        spatial, d = shape[1:], len(shape) - 1
-        split = [k for n, w in zip(spatial, module.window, strict=True) for k in (n // w, w)]
+        spatial, d, width = shape[1:], len(shape) - 1, cast("tuple[int, ...]", module.window)
+        split = [k for n, w in zip(spatial, cast(Any, module.window), strict=True) for k in (n // w, w)]
         order = [0, 1, *range(2, 2 + 2 * d, 2), *range(3, 3 + 2 * d, 2)]
         counts = [shape[0], *split[::2]]
         moved = nodes.put("Transpose", nodes.shaped(x, [shape[0], *split]), perm=order)
-        flat = nodes.shaped(moved, [*counts, math.prod(module.window)])
-        count = nodes.constant([math.prod(module.window)])
+        flat = nodes.shaped(moved, [*counts, math.prod(width)])
+        count = nodes.constant([math.prod(width)])
         ordered = nodes.put("TopK", flat, count, results=2, axis=-1, largest=1)
         back = [0, 1, *(i for j in range(d) for i in (2 + j, 2 + d + j))]
-        return nodes.shaped(nodes.put("Transpose", nodes.shaped(ordered, [*counts, *module.window]), perm=back), shape)
+        return nodes.shaped(nodes.put("Transpose", nodes.shaped(ordered, [*counts, *width]), perm=back), shape)
     size = module.group_size if isinstance(module, GroupSort) else 2
     assert isinstance(size, int)
     groups = nodes.shaped(x, [shape[0] // size, size, *shape[1:]])
@@ -215,7 +217,9 @@ def _saved(module: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> Saved
         value = getattr(module, name)
         value = list(value) if isinstance(value, tuple) else value
         if not isinstance(value, (bool, int, float, str, list, type(None))):
-            raise GraphError(f"{kind.__name__} cannot be written to a file: its option '{name}' is not a number or text")
+            raise GraphError(
+                f"{kind.__name__} cannot be written to a file: its option '{name}' is not a number or text"
+            )
         options[name] = value
     return Saved(f"{kind.__module__}.{kind.__qualname__}", options, list(shape), dtype == torch.float64)
 

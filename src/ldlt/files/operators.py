@@ -8,6 +8,7 @@ same rules and are folded.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -18,8 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ldlt import activations
+from ldlt.errors import UnsupportedOpError
 from ldlt.files.message import BATCH
 from ldlt.files.network import Node, Value, rows
+from ldlt.graph.operations import TABLE
 
 __all__ = ["OPERATORS", "Operator", "refusal"]
 
@@ -50,6 +53,11 @@ class Operator:
     moves: bool = False
 
 
+def _as(found: Any, *form: Any) -> Any:
+    """A value that is remembered as part of an activation."""
+    return replace(found, form=form) if isinstance(found, Value) else found
+
+
 def plain(function: Callable[..., Tensor]) -> Rule:
     """A function of all inputs."""
     return lambda n: n.call(function, *n.inputs)
@@ -78,12 +86,8 @@ def _near(value: Any, wanted: float) -> bool:
     return isinstance(value, float) and abs(value - wanted) < 1e-6 * abs(wanted)
 
 
-def _add(n: Node) -> Any:
-    found = _binary(torch.add)(n)
-    for value, number in _pairs(n):
-        if value.form[:1] == ("erf",) and _near(number, 1.0):
-            return replace(found, form=("gate", value.form[1], nn.GELU, 2.0))
-    return found
+def _binary(function: Callable[..., Tensor]) -> Rule:
+    return lambda n: n.call(function, *_operands(n))
 
 
 def _pairs(n: Node) -> list[tuple[Value, Any]]:
@@ -91,69 +95,57 @@ def _pairs(n: Node) -> list[tuple[Value, Any]]:
     return [(a, b) for a, b in ((left, right), (right, left)) if isinstance(a, Value)]
 
 
-def _binary(function: Callable[..., Tensor]) -> Rule:
-    return lambda n: n.call(function, *_operands(n))
+def _add(n: Node) -> Any:
+    found = _binary(torch.add)(n)
+    for value, number in _pairs(n):
+        if value.form[:1] == ("erf",) and _near(number, 1.0):
+            return _as(found, "gate", value.form[1], nn.GELU, 2.0)
+    return found
 
 
 def _mul(n: Node) -> Any:
     """A product, or an activation that is the product of its input and a gate: SiLU, GELU, ..."""
     for gate, value in _pairs(n):
-        kind = gate.form[0] if gate.form else ""
-        slot, factor = (value.slot, 1.0) if isinstance(value, Value) else (None, 0.0)
-        if isinstance(value, Value) and value.form[:1] == ("times",):
-            slot, factor = value.form[1:]
-        if kind == "gate" and gate.form[1] == slot and gate.shape == value.shape:
-            whole = gate.form[3] * factor
-            if _near(whole, 1.0):
-                source = replace(value, slot=slot, form=())
-                return n.call(gate.form[2](), source)
-            if _near(whole, 2.0):
-                source = replace(value, slot=slot, form=())
-                return replace(_binary(torch.mul)(n), form=("twice", gate.form[2], source))
+        kind, found = gate.form[0] if gate.form else "", None
         if isinstance(value, float):
             if kind == "twice" and _near(value, 0.5):
                 return n.call(gate.form[1](), gate.form[2])
             found = _binary(torch.mul)(n)
-            if kind == "gate":
-                return replace(found, form=(*gate.form[:3], gate.form[3] * value))
-            return replace(found, form=("times", gate.slot, value))
+            return (
+                _as(found, *gate.form[:3], gate.form[3] * value) if kind == "gate" else _as(found, "times", gate, value)
+            )
+        if kind == "gate" and isinstance(value, Value):
+            source, factor = value.form[1:] if value.form[:1] == ("times",) else (value, 1.0)
+            if gate.form[1] is source and _near(gate.form[3] * factor, 1.0):
+                return n.call(gate.form[2](), source)
+            if gate.form[1] is source and _near(gate.form[3] * factor, 2.0):
+                return _as(_binary(torch.mul)(n), "twice", gate.form[2], source)
     return _binary(torch.mul)(n)
 
 
 def _div(n: Node) -> Any:
     left, right = _operands(n)
-    zero = right == 0 if isinstance(right, float) else isinstance(right, Tensor) and bool((right == 0).any())
-    if zero:
+    if right == 0 if isinstance(right, float) else isinstance(right, Tensor) and bool((right == 0).any()):
         raise n.refuse("divides by zero")
     found = n.call(torch.div, left, right)
-    return replace(found, form=("times", left.slot, 1 / right)) if isinstance(right, float) else found
+    return _as(found, "times", left, 1 / right) if isinstance(right, float) else found
 
 
 def _erf(n: Node) -> Any:
     x, found = n.inputs[0], n.call(torch.erf, n.inputs[0])
     scaled = isinstance(x, Value) and x.form[:1] == ("times",) and _near(x.form[2], _ROOT)
-    return replace(found, form=("erf", x.form[1])) if scaled else found  # type: ignore[union-attr]
+    return _as(found, "erf", x.form[1]) if scaled else found  # type: ignore[union-attr]
 
 
 def _gate(make: Callable[[Node], nn.Module], kind: type[nn.Module]) -> Rule:
     """An activation that is remembered as a possible gate of another one."""
-
-    def rule(n: Node) -> Any:
-        x, found = n.inputs[0], n.call(make(n), n.inputs[0])
-        return replace(found, form=("gate", x.slot, kind, 1.0)) if isinstance(x, Value) else found
-
-    return rule
-
-
-def _softplus(n: Node) -> Any:
-    x, found = n.inputs[0], n.call(nn.Softplus(), n.inputs[0])
-    return replace(found, form=("softplus", x.slot)) if isinstance(x, Value) else found
+    return lambda n: _as(n.call(make(n), n.inputs[0]), "gate", n.inputs[0], kind, 1.0)
 
 
 def _tanh(n: Node) -> Any:
     x, found = n.inputs[0], n.call(nn.Tanh(), n.inputs[0])
     soft = isinstance(x, Value) and x.form[:1] == ("softplus",)
-    return replace(found, form=("gate", x.form[1], nn.Mish, 1.0)) if soft else found  # type: ignore[union-attr]
+    return _as(found, "gate", x.form[1], nn.Mish, 1.0) if soft else found  # type: ignore[union-attr]
 
 
 # -- matrices and convolutions -----------------------------------------------------------------------------------------
@@ -290,9 +282,7 @@ def _conv_transpose(n: Node) -> Any:
     if not w.even or n.integers("output_shape") is not None:
         raise n.refuse("uneven pads or an output_shape are not understood; use the same pads on both sides")
     bias = _weight(n.constant(2)) if n.has(2) else None
-    return n.call(
-        _TRANSPOSED[rank], x, _weight(weight), bias, w.stride, w.before, tuple(extra), groups, w.dilation
-    )
+    return n.call(_TRANSPOSED[rank], x, _weight(weight), bias, w.stride, w.before, tuple(extra), groups, w.dilation)
 
 
 def _whole_windows(n: Node, x: Value, w: _Window) -> None:
@@ -303,28 +293,18 @@ def _whole_windows(n: Node, x: Value, w: _Window) -> None:
 
 
 def _average_pool(n: Node) -> Any:
-    """Means over windows: of the image with zeros around, times what those took away."""
-    (x, rank), padded = _images(n), n.flag("count_include_pad")
+    (x, rank), counted = _images(n), n.flag("count_include_pad")
     w = _window(n, x.shape[1:], n.integers("kernel_shape"))
     _whole_windows(n, x, w)
-    n.build.spend(n.label, math.prod(w.kernel) if any(d > 1 for d in w.dilation) else 0)
-    source = n.call(F.pad, x, w.border) if any(w.border) else x
-    if any(d > 1 for d in w.dilation):
-        even = torch.full((x.shape[0], 1, *w.kernel), 1 / math.prod(w.kernel), dtype=n.build.wide)
-        nothing = (0,) * rank
-        found = n.call(_CONV[rank], source, even, None, w.stride, nothing, w.dilation, x.shape[0])
-    else:
-        found = n.call(_AVERAGE[rank], source, w.kernel, w.stride)
-    if padded or not any(w.border):
-        return found
-    hit = torch.ones(1, 1, *x.shape[1:], dtype=n.build.wide)
-    n.build.spend(n.label, 3 * math.prod(source.shape[1:]))
-    hit = F.pad(hit, w.border)
-    one = torch.full((1, 1, *w.kernel), 1 / math.prod(w.kernel), dtype=n.build.wide)
-    share = _CONV[rank](hit, one, None, w.stride, 0, w.dilation)[0]
-    if not bool((share > 0).all()):
-        raise n.refuse("a window sees nothing but padding")
-    return n.call(torch.mul, found, 1 / share)
+    if any(d > 1 for d in w.dilation) or (not counted and any(p >= k for p, k in zip(w.before, w.kernel, strict=True))):
+        raise n.refuse("windows with gaps, or with nothing but padding in them, are not understood")
+    if w.even and all(2 * p <= k for p, k in zip(w.before, w.kernel, strict=True)):
+        return n.call(_AVERAGE[rank], x, w.kernel, w.stride, w.before, False, counted)
+    if not counted:  # the mean over what is inside: that over all, times a constant
+        hit = F.pad(torch.ones(1, 1, *x.shape[1:], dtype=n.build.wide), w.border)
+        share = _AVERAGE[rank](hit, w.kernel, w.stride)[0]
+        return n.call(torch.div, n.call(_AVERAGE[rank], n.call(F.pad, x, w.border), w.kernel, w.stride), share)
+    return n.call(_AVERAGE[rank], n.call(F.pad, x, w.border), w.kernel, w.stride)
 
 
 def _max_pool(n: Node) -> Any:
@@ -429,8 +409,7 @@ def _selu(n: Node) -> Any:
 def _hard_sigmoid(n: Node) -> Any:
     alpha, beta, x = n.option("alpha", 0.2), n.option("beta", 0.5), n.inputs[0]
     if abs(alpha - 1 / 6) < 1e-8 and beta == 0.5:
-        found = n.call(nn.Hardsigmoid(), x)
-        return replace(found, form=("gate", x.slot, nn.Hardswish, 1.0)) if isinstance(x, Value) else found
+        return _as(n.call(nn.Hardsigmoid(), x), "gate", x, nn.Hardswish, 1.0)
     return n.call(nn.Hardtanh(0.0, 1.0), n.call(torch.add, n.call(torch.mul, x, alpha), beta))
 
 
@@ -452,13 +431,6 @@ def _softmax(n: Node) -> Any:
     if n.opset < 13 and n.live().ndim != 2:
         raise n.refuse("joins several axes in this operator set; export with operator set 13 or a newer one")
     return n.call(nn.Softmax(axis), n.live())
-
-
-def _layer_norm(n: Node) -> Any:
-    x = n.live()
-    n.ignore("stash_type")
-    axis = n.axis(n.option("axis", -1), x.ndim)
-    return n.call(F.layer_norm, x, x.meta.shape[axis:], n.inputs[1], None, n.option("epsilon", 1e-5))
 
 
 # -- entries that are moved, dropped or repeated -----------------------------------------------------------------------
@@ -643,7 +615,7 @@ def _pad(n: Node) -> Any:
     first = next((i for i, pair in enumerate(around) if pair != (0, 0)), None)
     if first is None:
         return x
-    border = tuple(p for pair in around[:first - 1:-1] for p in pair)
+    border = tuple(p for pair in around[: first - 1 : -1] for p in pair)
     if mode != "constant":
         border = tuple(p for pair in around[:1:-1] for p in pair)
         if first < 2:
@@ -737,7 +709,6 @@ OPERATORS: dict[str, Operator] = {
     "HardSigmoid": Operator(_hard_sigmoid),
     "HardSwish": Operator(layer(lambda n: nn.Hardswish())),
     "Identity": Operator(lambda n: n.inputs[0], moves=True),
-    "LayerNormalization": Operator(_layer_norm, 2, 3),
     "LeakyRelu": Operator(layer(lambda n: nn.LeakyReLU(n.option("alpha", 0.01)))),
     "MatMul": Operator(_matmul, 2, 2),
     "Max": Operator(_extreme(torch.maximum, True), 1, _ANY),
@@ -761,7 +732,7 @@ OPERATORS: dict[str, Operator] = {
     "Sin": Operator(layer(lambda n: activations.Sin())),
     "Slice": Operator(_slice, 1, 5, moves=True),
     "Softmax": Operator(_softmax),
-    "Softplus": Operator(_softplus),
+    "Softplus": Operator(lambda n: _as(n.call(nn.Softplus(), n.inputs[0]), "softplus", n.inputs[0])),
     "Softsign": Operator(layer(lambda n: nn.Softsign())),
     "Split": Operator(_split, 1, 2, _ANY),
     "Squeeze": Operator(_squeeze, 1, 2, moves=True),
@@ -773,33 +744,31 @@ OPERATORS: dict[str, Operator] = {
     "TopK": Operator(_top, 2, 2, 2),
     "Transpose": Operator(_transpose, moves=True),
     "Unsqueeze": Operator(_unsqueeze, 1, 2, moves=True),
-    # What has no bounded slopes is refused when it is traced, with the reason that the table of operations gives.
-    **{k: Operator(plain(getattr(torch, k.lower()))) for k in ("Exp", "Log", "Sqrt", "Reciprocal", "Sign", "Floor")},
-    **{k: Operator(plain(getattr(torch, k.lower()))) for k in ("Ceil", "Round", "Sinh", "Cosh", "Tan")},
-    "LogSoftmax": Operator(lambda n: n.call(F.log_softmax, n.live(), n.option("axis", -1))),
-    "Pow": Operator(lambda n: n.call(torch.pow, *_operands(n)), 2, 2),
 }
 """What is understood, by operator."""
 
-_HINTS: dict[str, str] = {
-    **dict.fromkeys(
-        ("ArgMax", "ArgMin", "Hardmax"), "jumps; certify the logits: pass the name of its input as output_name"
-    ),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), "recurrent layers use one matrix many times; unroll the recursion"),
-    **dict.fromkeys(
-        ("InstanceNormalization", "GroupNormalization", "RMSNormalization", "LRN", "LpNormalization"),
-        "divides by a statistic of its input and is not globally Lipschitz; remove it",
-    ),
-    **dict.fromkeys(
-        ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"),
-        "quantised operators are not continuous; export the model in floating point",
-    ),
-    **dict.fromkeys(("If", "Loop", "Scan"), "branches and loops are not understood; export without control flow"),
-    "Attention": "a product of two functions of the input has no global Lipschitz bound; use sums and activations",
-}
+
+class _Nameless:
+    """Stands for the reader of a program, of which a refusal asks for a name."""
+
+    @staticmethod
+    def label(node: Any) -> str:
+        return ""
 
 
 def refusal(name: str) -> str:
-    """Why an operator is not understood."""
+    """Why an operator is not understood: the reason that the table of operations gives for it in torch."""
+    snake = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower().removesuffix("alization").replace("hardmax", "argmax")
+    if any(word in name for word in ("Quant", "Integer")):
+        return "quantised operators are not continuous; export the model in floating point"
+    if name in ("If", "Loop", "Scan"):
+        return "branches and loops are not understood; export without control flow"
+    if snake in TABLE and not TABLE[snake].linear:
+        try:
+            TABLE[snake].rule(_Nameless(), None)  # type: ignore[arg-type]
+        except UnsupportedOpError as error:
+            return f"{error.reason}. To certify what it reads, pass the name of its input as output_name"
+        except AttributeError:
+            pass
     known = f"the operator is not understood; known are {', '.join(sorted(OPERATORS))}"
-    return _HINTS.get(name, f"{known}. Another operator set or exporter may write it in those")
+    return f"{known}. Another operator set or exporter may write it in those"

@@ -205,7 +205,9 @@ class _File:
             inputs = [value(name) for name in node.input]
             for name, found in zip(node.input, inputs, strict=True):
                 if name and found is None:
-                    raise OnnxError(f"{self._label(index)}: reads {show(name)}, an optional result that is not read here")
+                    raise OnnxError(
+                        f"{self._label(index)}: reads {show(name)}, an optional result that is not read here"
+                    )
             for name, result in zip(node.output, self._run(index, inputs, build), strict=False):
                 if name:
                     values[name] = result

@@ -191,8 +191,8 @@ def load(path: str | os.PathLike[str], *, limits: OnnxLimits | None = None) -> D
         )
     if place.suffix.lower() != SUFFIX:
         raise OptionError(
-            f"{show(str(place))} is not an {SUFFIX} file: only files that are data are read. Others, such as the pickles "
-            "of torch.save, can execute code when they are read"
+            f"{show(str(place))} is not an {SUFFIX} file: only files that are data are read. Others, such as the "
+            "pickles of torch.save, can execute code when they are read"
         )
     limits = OnnxLimits() if limits is None else limits
     message = parse(place, limits)

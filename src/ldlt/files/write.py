@@ -1,8 +1,9 @@
 """A network as a message of ONNX, written from its graph.
 
-What an operation is does not matter here, only what the graph knows of it: sums become ``Add`` and ``Mul``, entries that
-are moved become slices, transposes and gathers by their index map, convolutions and pools keep their operators, and any
-other linear operation becomes its matrix. Activations are operators of ONNX or functions (:mod:`ldlt.files.functions`).
+What an operation is does not matter here, only what the graph knows of it: sums become ``Add`` and ``Mul``, entries
+that are moved become slices, transposes and gathers by their index map, convolutions and pools keep their operators,
+and any other linear operation becomes its matrix. Activations are operators of ONNX or functions
+(:mod:`ldlt.files.functions`).
 """
 
 from __future__ import annotations
@@ -164,12 +165,16 @@ class _Writer(Nodes):
                     return self.put("Transpose", parents[0], perm=[0, *(i + 1 for i in order)])
             if len(node.shape) == rank:
                 places = [
-                    (labels.reshape(node.shape).movedim(d, -1).reshape(-1, n)[0] // math.prod(shape[d + 1 :])) % shape[d]
+                    (labels.reshape(node.shape).movedim(d, -1).reshape(-1, n)[0] // math.prod(shape[d + 1 :]))
+                    % shape[d]
                     for d, n in enumerate(node.shape)
                 ]
                 if torch.equal(numbers[torch.meshgrid(*places, indexing="ij")].reshape(-1), labels):
                     return self._along(parents[0], shape, places)
-        flat = [p if len(s) == 1 else self.put("Reshape", p, self.constant([0, -1])) for p, s in zip(parents, shapes, strict=True)]
+        flat = [
+            p if len(s) == 1 else self.put("Reshape", p, self.constant([0, -1]))
+            for p, s in zip(parents, shapes, strict=True)
+        ]
         whole = flat[0] if len(flat) == 1 else self.put("Concat", *flat, axis=1)
         found = self.put("Gather", whole, self.constant(labels), axis=1)
         return found if len(node.shape) == 1 else self.put("Reshape", found, self.constant([0, *node.shape]))
@@ -222,9 +227,7 @@ class _Writer(Nodes):
         if options.get("ceil_mode") or options.get("divisor_override") is not None:
             return None
         counted = int(bool(options.get("count_include_pad", True)))
-        return self.put(
-            "AveragePool", x, kernel_shape=window, strides=stride, pads=pads * 2, count_include_pad=counted
-        )
+        return self.put("AveragePool", x, kernel_shape=window, strides=stride, pads=pads * 2, count_include_pad=counted)
 
     def _convolution(self, node: Node, x: str, spec: Any, weight: Tensor, bias: Tensor | None) -> str:
         """A convolution; in float64, for which runtimes have none, as a matrix if that is small."""
@@ -260,7 +263,9 @@ class _Writer(Nodes):
         x = self._continued(x, [n for size in cells[::-1] for n in (size - 1, 0)])
         y = self.put("Conv", x, self.constant(kernel.flip(tuple(range(2, kernel.ndim)))))
         y = self._regrouped(y, (kernel.shape[0], *cells), lambda t: grids.from_cells(t, spec.outputs))
-        return y if bias is None else self.put("Add", y, self.constant(bias.reshape(-1, *(1,) * (len(spec.outputs) - 1))))
+        return (
+            y if bias is None else self.put("Add", y, self.constant(bias.reshape(-1, *(1,) * (len(spec.outputs) - 1))))
+        )
 
     def _regrouped(self, x: str, shape: Sequence[int], function: Callable[[Tensor], Tensor]) -> str:
         """Entries in the order that a function puts them in, in its shape."""
@@ -284,8 +289,8 @@ class _Writer(Nodes):
             count = math.prod(shape)
             if count * node.features > LARGEST_MATRIX:
                 raise GraphError(
-                    f"'{node.operation}' (node '{node.name}') cannot be written to a file: as a matrix it has {count} x "
-                    f"{node.features} entries, more than {LARGEST_MATRIX}"
+                    f"'{node.operation}' (node '{node.name}') cannot be written to a file: as a matrix it has "
+                    f"{count} x {node.features} entries, more than {LARGEST_MATRIX}"
                 )
             xs = [torch.zeros(count, *s, dtype=self.dtype) for s in shapes]
             xs[place] = torch.eye(count, dtype=self.dtype).reshape(count, *shape)
