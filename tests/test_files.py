@@ -93,10 +93,10 @@ class Wrapped(nn.Module):
         return self.step(*[x] * self.count).flatten(1)
 
 
-def written(model, shape, kernels=True):
+def written(model, shape, kernels=True, dtypes=DTYPES):
     """Trace a module once, write it in both precisions, and compare what is read and what another runtime computes."""
     graph, found = trace(model.double().eval(), shape), []
-    for dtype in DTYPES:
+    for dtype in dtypes:
         plain = copy.deepcopy(model).to(dtype).eval()
         message = message_of(plain, graph, dtype)
         network = network_of(message, OnnxLimits()).module
@@ -106,7 +106,7 @@ def written(model, shape, kernels=True):
             wanted, read = plain(x.clone()).numpy(), network(x.clone()).numpy()
         bound = (1 + np.abs(wanted).max()) * (1e-7 if dtype == torch.float64 else 1e-5)
         np.testing.assert_allclose(read, wanted.reshape(3, -1), atol=bound, rtol=0)
-        if kernels or dtype == torch.float32:
+        if kernels or (kernels is None and dtype == torch.float32):
             np.testing.assert_allclose(outputs(message.SerializeToString(), x), wanted, atol=bound, rtol=0)
         found.append(network)
     return found
@@ -155,7 +155,7 @@ def test_every_activation_can_be_written(kind):
     for arguments in ARGUMENTS.get(kind.__name__, [()]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), kind(*arguments), nn.Linear(6, 2))
-        for network in written(model, (4,), kernels=kind not in KERNELLESS):
+        for network in written(model, (4,), kernels=None if kind in KERNELLESS else True):
             assert len(list(network.children())) == (kind is not nn.Identity)
             if kind in (Snake, MaxMin, GroupSort):
                 assert [type(m) for m in network.children()] == [kind]
@@ -229,7 +229,7 @@ def test_random_networks_survive_a_file(seed):
     module = RandomGraph(seed) if seed % 3 else RandomImages(seed)
     shape = module.width_in if seed % 3 else module.shape
     net = ldlt.Lipschitz(module, input_shape=shape, head=["joint", "orthogonal", "rows"][seed % 3])
-    written(net.freeze(), net.input_shape, kernels=False)
+    written(net.freeze(), net.input_shape, kernels=False, dtypes=DTYPES[:1])
 
 
 def test_a_file_is_traced_twice_and_proven_once(tmp_path, monkeypatch):

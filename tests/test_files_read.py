@@ -326,12 +326,8 @@ def test_old_operator_sets():
 def test_every_operator_is_tested():
     tested = {c[0] for c in CASES} | {a[0] for a in ACTIVATIONS} | {"Conv", "Split", "Shape", "Constant"}
     tested |= {"AveragePool", "MaxPool", "TopK"}
-    assert set(OPERATORS) - tested == {
-        "Swish",
-        "Erf",
-        "ThresholdedRelu",
-        "Pow",
-    }  # onnxruntime has no kernel for the newest
+    # onnxruntime has no kernel for Swish; Erf is a part of GELU, and ThresholdedRelu is refused
+    assert set(OPERATORS) - tested == {"Swish", "Erf", "ThresholdedRelu"}
 
 
 def test_swish():

@@ -31,7 +31,7 @@ _EXAMPLES = """examples:
   ldlt figure factors ldl.png              structure of the LDL' factors of the paper's residual block
   ldlt figure b artefacts.svg              |B| with symmetric and with Cholesky roots
   ldlt train data.csv --target y           train a certified network on a table
-  ldlt predict data.ldlt.safetensors new.csv
+  ldlt predict data.ldlt.onnx new.csv
                                            predictions with certified radii
   ldlt certify net.onnx                    bound the Lipschitz constant of a trained network, proven
   ldlt verify net.cert.json net.onnx       check a certificate, from the network's own weights

@@ -268,7 +268,7 @@ def verify(
 
     Args:
         source: A file, or a certificate. Without ``model``: a network that carries its certificate, which is what
-            :func:`ldlt.load` returns, or the file of one (``.safetensors``, ``.onnx``).
+            :func:`ldlt.load` returns, or its file (``.onnx``).
         model: The stored network that it is said to be about, or its ONNX file.
 
     Returns:

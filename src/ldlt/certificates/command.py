@@ -32,7 +32,7 @@ SHOWN_OUTPUTS = 64
 """Up to this many outputs the constants of all pairs are printed for machines."""
 
 _SUFFIX = ".onnx"
-_CARRIERS = (".onnx", ".safetensors")  # files with a network and its certificate
+_CARRIERS = (".onnx",)  # files with a network and its certificate
 _DIGITS = 9  # of a bound in the table
 _SHOWN_ENTRIES = 6  # of a center in the table
 
@@ -67,8 +67,8 @@ accounted for."""
 
 _VERIFY_EPILOG = """examples:
   ldlt verify net.cert.json net.onnx               a certificate in a file of its own
-  ldlt verify net.onnx                             the one that ldlt.export_onnx put into the file
-  ldlt verify table.ldlt.safetensors               the one of a model that ldlt train or ldlt.save wrote
+  ldlt verify net.onnx                             the one that ldlt.save put into the file
+  ldlt verify table.ldlt.onnx                      the one of a model that ldlt train or ldlt.save wrote
   ldlt verify net.onnx --json && deploy net.onnx   in a script: 0 only if it was proven again
 
 exit codes: 0 proven again, 1 rejected (no valid certificate, about another network, or not provable; the reason is
@@ -256,7 +256,7 @@ def _existing(given: str, what: str) -> Path:
 def _model_path(given: str) -> Path:
     if Path(given).suffix.lower() != _SUFFIX:
         raise OptionError(
-            f"the model '{given}' is not an ONNX file ({_SUFFIX}): export it with ldlt.export_onnx, or with "
+            f"the model '{given}' is not an ONNX file ({_SUFFIX}): save it with ldlt.save, or with "
             "torch.onnx.export(..., external_data=False). Only ONNX is read, because it is data and nothing of it is "
             "executed; other formats, such as the pickles of torch.save, can execute code when they are read"
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -160,7 +160,7 @@ def _translated(nodes: Nodes, function: Any, inputs: Sequence[str], name: str) -
                 break
             return values[node.args[0]]
         elif node.op in ("call_function", "call_method") and target in ("clamp", "clip"):
-            low, high, *_ = (*node.args[1:], *[None] * 2)
+            low, high = [*node.args[1:], None, None][:2]
             limits = value(options.get("min", low)), value(options.get("max", high))
             values[node] = nodes.put("Clip", value(node.args[0]), *limits)
         elif node.op in ("call_function", "call_method") and target in _OPERATORS and not options:
@@ -184,8 +184,8 @@ class _Tracer(fx.Tracer):
 def _sorted(nodes: Nodes, module: nn.Module, x: str, shape: Sequence[int]) -> str:
     """Sorted groups or windows."""
     if isinstance(module, WindowSort):
-        spatial, d, width = shape[1:], len(shape) - 1, cast("tuple[int, ...]", module.window)
-        split = [k for n, w in zip(spatial, cast(Any, module.window), strict=True) for k in (n // w, w)]
+        spatial, d, width = shape[1:], len(shape) - 1, module.window
+        split = [k for n, w in zip(spatial, width, strict=True) for k in (n // w, w)]
         order = [0, 1, *range(2, 2 + 2 * d, 2), *range(3, 3 + 2 * d, 2)]
         counts = [shape[0], *split[::2]]
         moved = nodes.put("Transpose", nodes.shaped(x, [shape[0], *split]), perm=order)
