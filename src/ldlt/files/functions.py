@@ -279,7 +279,9 @@ def recognised(function: Any, shape: Sequence[int], dtype: torch.dtype) -> nn.Mo
             "register it by ldlt.activations.register before the file is read"
         )
     try:
-        module = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.options.items()}).eval()
+        options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.options.items()}
+        with torch.device("meta"):  # slopes are read from the file later; options must not allocate anything
+            module = kind(**options).eval()
         written = function_of(function.name, module, shape, dtype)
     except Exception as error:
         raise SavedModelError(f"{named} does not fit the activation {show(kind.__name__)} ({error})") from error

@@ -195,7 +195,9 @@ def _batch_norm(n: Node) -> Any:
     if n.flag("training_mode") or not n.flag("spatial", True):
         raise n.refuse("normalises with statistics of the batch; export the model in evaluation mode")
     scale, shift, mean, variance = (n.constant(i) for i in range(1, 5))
-    epsilon = n.option("epsilon", 1e-5)
+    epsilon, channels = n.option("epsilon", 1e-5), n.live().shape[:1]
+    if any(tuple(t.shape) != channels for t in (scale, shift, mean, variance)):
+        raise n.refuse(f"scale, shift, mean and variance must have one entry for each channel of {n.live().shape}")
     if not bool((variance.double() + epsilon > 0).all()):
         raise n.refuse("a variance is not positive")
     return n.call(F.batch_norm, n.live(), mean, variance, _weight(scale), _weight(shift), False, 0.1, epsilon)
@@ -300,11 +302,11 @@ def _average_pool(n: Node) -> Any:
         raise n.refuse("windows with gaps, or with nothing but padding in them, are not understood")
     if w.even and all(2 * p <= k for p, k in zip(w.before, w.kernel, strict=True)):
         return n.call(_AVERAGE[rank], x, w.kernel, w.stride, w.before, False, counted)
-    if not counted:  # the mean over what is inside: that over all, times a constant
-        hit = F.pad(torch.ones(1, 1, *x.shape[1:], dtype=n.build.wide), w.border)
-        share = _AVERAGE[rank](hit, w.kernel, w.stride)[0]
-        return n.call(torch.div, n.call(_AVERAGE[rank], n.call(F.pad, x, w.border), w.kernel, w.stride), share)
-    return n.call(_AVERAGE[rank], n.call(F.pad, x, w.border), w.kernel, w.stride)
+    found = n.call(_AVERAGE[rank], n.call(F.pad, x, w.border), w.kernel, w.stride)
+    if counted:
+        return found
+    inside = F.pad(torch.ones(1, 1, *x.shape[1:], dtype=n.build.wide), w.border)  # of a size that has been allowed
+    return n.call(torch.div, found, _AVERAGE[rank](inside, w.kernel, w.stride)[0])
 
 
 def _max_pool(n: Node) -> Any:

@@ -79,9 +79,11 @@ def read_onnx(
         MissingExtraError: The package ``onnx`` is not installed.
 
     Example:
-        >>> read_onnx(b"no file of this kind")
-        Traceback (most recent call last):
-        ldlt.errors.OnnxError: not an ONNX file, a damaged one, or one for a newer version of the 'onnx' package: ...
+        >>> import ldlt, tempfile
+        >>> path = ldlt.save(ldlt.nn.FeedForward(4, [8], 3), Path(tempfile.mkdtemp()) / "net.onnx")
+        >>> found = read_onnx(path)
+        >>> found.module(torch.zeros(2, *found.input_shape)).shape
+        torch.Size([2, 3])
     """
     limits = OnnxLimits() if limits is None else limits
     folder = None

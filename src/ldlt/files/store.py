@@ -60,15 +60,15 @@ class _Claim:
         network: Of plain weights, as it was given.
         shape: Of one input.
         meaning: Of inputs and outputs.
-        certificate: What is stated; None to find out.
-        multipliers: In the order of the activations, with their bound; instead of a certificate.
+        certificate: Gives what is stated, once it is known that the network can be written; None to find out.
+        multipliers: Gives those in the order of the activations, with their bound; instead of a certificate.
         strict: Whether what is stated must be proven as it is.
     """
 
     network: nn.Module
     shape: tuple[int, ...]
     meaning: Meaning
-    certificate: Certificate | None = None
+    certificate: Callable[[], Certificate] | None = None
     multipliers: Callable[[], tuple[list[Tensor], float]] | None = None
     strict: bool = False
 
@@ -100,9 +100,10 @@ def deploy(
     """
     _check_type(dtype)
     if isinstance(model, Deployed) and certificate is None and dtype in (None, model.dtype):
-        _same(model)
         if model.certificate.is_certified:
             verify(model.certificate, model.network)  # what a file states is not passed on unseen
+        else:
+            _same(model)
         return model
     return _made(_claim(model, certificate, input_shape), dtype)[0]
 
@@ -162,8 +163,6 @@ def save(
         write_whole(place, message.SerializeToString())
     except OSError as error:
         raise OptionError(f"cannot write {show(str(place))}: {why(error)}") from error
-    except ValueError as error:  # protobuf
-        raise GraphError(f"the network is too large for a file of ONNX: {error}") from error
     return place
 
 
@@ -274,7 +273,7 @@ def _claim(model: Any, certificate: Certificate | None, input_shape: Any) -> _Cl
     if fitted:
         return _fitted(model)
     if isinstance(model, Deployed):
-        return _Claim(model.network, model.input_shape, model.meaning, model.certificate, strict=True)
+        return _Claim(model.network, model.input_shape, model.meaning, lambda: model.certificate, strict=True)
     if isinstance(model, Lipschitz):
         meaning = Meaning(trained_bound=model.declared_bound, architecture=_describe(model))
         return _Claim(model.freeze(), model.input_shape, meaning, multipliers=lambda: _built(model))
@@ -287,7 +286,7 @@ def _claim(model: Any, certificate: Certificate | None, input_shape: Any) -> _Cl
         return _Claim(model, sample_shape(input_shape), meaning)
     if input_shape is not None and sample_shape(input_shape) != certificate.input_shape:
         raise ShapeError(f"the certificate is about inputs of shape {certificate.input_shape}, not {input_shape}")
-    return _Claim(model, certificate.input_shape, meaning, certificate, strict=True)
+    return _Claim(model, certificate.input_shape, meaning, lambda: certificate, strict=True)
 
 
 def _built(net: Lipschitz) -> tuple[list[Tensor], float]:
@@ -312,8 +311,7 @@ def _fitted(estimator: Any) -> _Claim:
         trained_bound=float(estimator.network_.declared_bound),
         architecture=_describe(estimator.network_),
     )
-    certificate = estimator.certificate_
-    return _Claim(estimator.model_, certificate.input_shape, meaning, certificate)
+    return _Claim(estimator.model_, (estimator.n_features_in_,), meaning, lambda: estimator.certificate_)
 
 
 def _label(value: Any) -> Label:
@@ -335,8 +333,17 @@ def _describe(model: nn.Module) -> str:
 
 def _made(claim: _Claim, dtype: torch.dtype | None) -> tuple[Deployed, Any]:
     """The network as it is read from the message that it is written to, certified, and that message."""
-    model, stated = claim.network, claim.certificate
+    model = claim.network
+    kind = reference(model).dtype
+    if dtype is None and kind not in (torch.float32, torch.float64):
+        raise GraphError(f"a network in {kind} cannot be written to a file: pass dtype=torch.float32")
+    rounded, dtype = dtype not in (None, kind), kind if dtype is None else dtype
     graph = traced(model, claim.shape)
+    with evaluating(model):
+        plain = copy.deepcopy(model).to(dtype) if rounded else model
+        message = message_of(plain, graph, dtype)
+        network = _read_back(message, plain, claim.shape, dtype)
+    stated = None if claim.certificate is None else claim.certificate()
     if stated is not None and fingerprint(graph, model) != stated.fingerprint:
         raise CertificateError("the certificate is about another network: a weight or the architecture was changed")
     if stated is not None and stated.is_certified and not stated.multipliers and graph.activations:
@@ -344,15 +351,6 @@ def _made(claim: _Claim, dtype: torch.dtype | None) -> tuple[Deployed, Any]:
             f"the certificate ({stated.method}) has no multipliers, so that nobody could check it: make one with "
             "ldlt.certify(model, input_shape)"
         )
-    kind = reference(model).dtype
-    if dtype is None and kind not in (torch.float32, torch.float64):
-        raise GraphError(f"a network in {kind} cannot be written to a file: pass dtype=torch.float32")
-    rounded = dtype not in (None, kind)
-    dtype = kind if dtype is None else dtype
-    with evaluating(model):
-        plain = copy.deepcopy(model).to(dtype) if rounded else model
-        message = message_of(plain, graph, dtype)
-        network = _read_back(message, plain, claim.shape, dtype)
     if stated is not None and not stated.is_certified:
         return Deployed(network, _nothing_about(network, stated), claim.meaning), message
     multipliers, bound, method, region = None, math.nan, "by construction", None
@@ -371,10 +369,13 @@ def _made(claim: _Claim, dtype: torch.dtype | None) -> tuple[Deployed, Any]:
 
 def _read_back(message: Any, plain: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Network:
     """The network of a message, compared with what was written."""
+    limits = OnnxLimits()
     try:
-        network = network_of(message, OnnxLimits()).module
+        network = network_of(parse(message.SerializeToString(), limits), limits).module
     except LdltError as error:
         raise GraphError(f"the network cannot be saved, since it could not be read again: {error}") from error
+    except Exception as error:  # of protobuf, which ends at two gigabytes
+        raise GraphError(f"the network is too large for a file of ONNX: {error}") from error
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():  # both in float64, where nothing but the numbers of the file can tell them apart
         found, wanted = (copy.deepcopy(m).double()(x.clone()).flatten(1) for m in (network, plain))
