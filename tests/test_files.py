@@ -22,6 +22,7 @@ from sklearn.datasets import load_diabetes, load_wine
 from torch import nn
 
 import ldlt
+import ldlt.files.store
 from ldlt.activations import ELEMENTWISE, GroupSort, MaxMin, WindowSort
 from ldlt.files import OnnxLimits, atomic
 from ldlt.files.read import network_of
@@ -368,6 +369,10 @@ def test_refusals(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ldlt.MissingExtraError, match=r"ldlt\[files\]"):
         ldlt.save(net, path)
+    monkeypatch.delitem(sys.modules, "ldlt.files.deployed")
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    with pytest.raises(ldlt.MissingExtraError, match=r"ldlt\[files\]"):
+        ldlt.files.Deployed  # noqa: B018
     assert not any(tmp_path.iterdir())
 
 

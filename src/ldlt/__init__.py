@@ -6,7 +6,7 @@
 (torch.Size([2, 3]), 1.0)
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ldlt import activations, attack, empirical, lmi, nn, paper
 from ldlt._version import __version__
@@ -26,9 +26,11 @@ from ldlt.errors import (
     SlopeError,
     UnsupportedOpError,
 )
-from ldlt.files import Deployed, deploy, load, model_card, read_onnx, save
 from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
 from ldlt.rounding import forward_error
+
+if TYPE_CHECKING:
+    from ldlt.files import Deployed, deploy, load, model_card, read_onnx, save
 
 __all__ = [
     "BoundError",
@@ -71,9 +73,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The estimators, which need the extra ``sklearn``, are imported when they are asked for."""
+    """What needs an extra (``sklearn``, ``files``) is imported when it is asked for."""
     if name in ("LipschitzClassifier", "LipschitzRegressor"):
         from ldlt import estimators  # noqa: PLC0415
 
         return getattr(estimators, name)
+    if name in ("Deployed", "deploy", "load", "model_card", "read_onnx", "save"):
+        from ldlt import files  # noqa: PLC0415
+
+        return getattr(files, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

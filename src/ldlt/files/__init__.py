@@ -8,6 +8,7 @@ in their hands, :mod:`card` says what there is to say about it, and :mod:`replac
 
 from typing import TYPE_CHECKING, Any
 
+from ldlt.errors import MissingExtraError
 from ldlt.files.message import OnnxLimits
 from ldlt.files.replace import atomic
 
@@ -42,4 +43,9 @@ def __getattr__(name: str) -> Any:
 
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    except ImportError as error:
+        if error.name == "msgspec":
+            raise MissingExtraError("msgspec", "files") from error
+        raise

@@ -21,13 +21,10 @@ from torch import Tensor, fx, nn
 from ldlt import activations
 from ldlt.activations import GroupSort, MaxMin, WindowSort
 from ldlt.errors import GraphError, SavedModelError
-from ldlt.files.message import onnx_package
+from ldlt.files.message import DOMAIN, onnx_package
 from ldlt.files.replace import show
 
-__all__ = ["BODIES", "DOMAIN", "OPSET", "Nodes", "function_of", "kind_of", "recognised"]
-
-DOMAIN = "ldlt"
-"""Domain of the functions."""
+__all__ = ["BODIES", "OPSET", "Nodes", "function_of", "kind_of", "recognised"]
 
 OPSET = 20
 """Operator set of the files: the first with Gelu."""

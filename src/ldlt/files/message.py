@@ -16,10 +16,24 @@ from torch import Tensor
 from ldlt.errors import MissingExtraError, OnnxError, OptionError
 from ldlt.files.replace import show, why
 
-__all__ = ["BATCH", "LAYOUT", "OnnxLimits", "Store", "attributes", "numpy_type", "onnx_package", "parse", "properties"]
+__all__ = [
+    "BATCH",
+    "DOMAIN",
+    "LAYOUT",
+    "OnnxLimits",
+    "Store",
+    "attributes",
+    "onnx_package",
+    "parse",
+    "properties",
+    "type_name",
+]
 
 BATCH = -(2**62) - 20231
 """Stands for the batch size in shapes that a file computes; no shape or index of a file has this value."""
+
+DOMAIN = "ldlt"
+"""Domain of the functions that stand for activations (:mod:`ldlt.files.functions`)."""
 
 LAYOUT: dict[int, tuple[torch.dtype, str, str]] = {
     1: (torch.float32, "<f4", "float_data"),
@@ -218,7 +232,7 @@ class Store:
             raise OnnxError(f"{what}: stored in segments, which no current version of ONNX uses")
         if tensor.data_type not in LAYOUT:
             raise OnnxError(
-                f"{what}: elements of type {numpy_type(tensor.data_type)}; only 32- and 64-bit numbers are understood: "
+                f"{what}: elements of type {type_name(tensor.data_type)}; only 32- and 64-bit numbers are understood: "
                 "convert the model to float32 or float64"
             )
         dims = [int(d) for d in tensor.dims]
@@ -287,7 +301,7 @@ class Store:
         return found
 
 
-def numpy_type(number: int) -> str:
+def type_name(number: int) -> str:
     """Name of an element type."""
     try:
         return str(onnx_package().TensorProto.DataType.Name(number))

@@ -83,7 +83,7 @@ def _operands(n: Node) -> list[Any]:
 
 
 def _near(value: Any, wanted: float) -> bool:
-    return isinstance(value, float) and abs(value - wanted) < 1e-6 * abs(wanted)
+    return isinstance(value, float) and abs(value - wanted) < 2e-7 * abs(wanted)  # rounded to float32
 
 
 def _binary(function: Callable[..., Tensor]) -> Rule:
@@ -265,26 +265,24 @@ def _images(n: Node) -> tuple[Value, int]:
     return x, x.ndim - 2
 
 
-def _conv(n: Node) -> Any:
-    (x, rank), weight, groups = _images(n), n.constant(1), n.option("group", 1)
-    if weight.ndim != rank + 2 or n.integers("kernel_shape") not in (None, list(weight.shape[2:])):
-        raise n.refuse(f"a weight of shape {tuple(weight.shape)} does not fit images of {rank} axes, or kernel_shape")
-    w = _window(n, x.shape[1:], list(weight.shape[2:]))
-    bias = _weight(n.constant(2)) if n.has(2) else None
-    source = x if w.even else n.call(F.pad, x, w.border)
-    padding = w.before if w.even else (0,) * rank
-    return n.call(_CONV[rank], source, _weight(weight), bias, w.stride, padding, w.dilation, groups)
+def _conv(transposed: bool) -> Rule:
+    def rule(n: Node) -> Any:
+        (x, rank), weight, groups = _images(n), n.constant(1), n.option("group", 1)
+        kernel = list(weight.shape[2:])
+        if weight.ndim != rank + 2 or n.integers("kernel_shape") not in (None, kernel):
+            raise n.refuse(
+                f"a weight of shape {tuple(weight.shape)} does not fit {x.shape} per sample, or kernel_shape"
+            )
+        w, bias = _window(n, x.shape[1:], kernel, transposed), _weight(n.constant(2)) if n.has(2) else None
+        if not transposed:
+            x, padding = (x, w.before) if w.even else (n.call(F.pad, x, w.border), (0,) * rank)  # type: ignore[assignment]
+            return n.call(_CONV[rank], x, _weight(weight), bias, w.stride, padding, w.dilation, groups)
+        extra = tuple(n.integers("output_padding") or [0] * rank)
+        if not w.even or n.integers("output_shape") is not None:
+            raise n.refuse("uneven pads or an output_shape are not understood; use the same pads on both sides")
+        return n.call(_TRANSPOSED[rank], x, _weight(weight), bias, w.stride, w.before, extra, groups, w.dilation)
 
-
-def _conv_transpose(n: Node) -> Any:
-    (x, rank), weight, groups = _images(n), n.constant(1), n.option("group", 1)
-    if weight.ndim != rank + 2 or n.integers("kernel_shape") not in (None, list(weight.shape[2:])):
-        raise n.refuse(f"a weight of shape {tuple(weight.shape)} does not fit images of {rank} axes, or kernel_shape")
-    w, extra = _window(n, x.shape[1:], list(weight.shape[2:]), True), n.integers("output_padding") or [0] * rank
-    if not w.even or n.integers("output_shape") is not None:
-        raise n.refuse("uneven pads or an output_shape are not understood; use the same pads on both sides")
-    bias = _weight(n.constant(2)) if n.has(2) else None
-    return n.call(_TRANSPOSED[rank], x, _weight(weight), bias, w.stride, w.before, tuple(extra), groups, w.dilation)
+    return rule
 
 
 def _whole_windows(n: Node, x: Value, w: _Window) -> None:
@@ -694,8 +692,8 @@ OPERATORS: dict[str, Operator] = {
     "Clip": Operator(_clip, 1, 3),
     "Concat": Operator(_concat, 1, _ANY, moves=True),
     "Constant": Operator(_constant, 0, 0),
-    "Conv": Operator(_conv, 2, 3),
-    "ConvTranspose": Operator(_conv_transpose, 2, 3),
+    "Conv": Operator(_conv(False), 2, 3),
+    "ConvTranspose": Operator(_conv(True), 2, 3),
     "Cos": Operator(layer(lambda n: activations.Cos())),
     "Div": Operator(_div, 2, 2),
     "Dropout": Operator(_same, 1, 3, 2),

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.errors import LdltError, OnnxError
-from ldlt.files.functions import DOMAIN, recognised
-from ldlt.files.message import LAYOUT, OnnxLimits, Store, attributes, numpy_type, parse
+from ldlt.files.message import DOMAIN, LAYOUT, OnnxLimits, Store, attributes, parse, type_name
 from ldlt.files.network import Builder, Network, Node, Value
 from ldlt.files.operators import OPERATORS, refusal
 from ldlt.files.replace import show
@@ -152,39 +151,28 @@ class _File:
         return f"{show(node.op_type)[1:-1] or 'nameless'} node {show(node.name) if node.name else f'number {index}'}"
 
     def _order(self, known: set[str]) -> list[int]:
-        """The nodes that the output needs, each after those it reads."""
-        producer: dict[str, int] = {}
+        """The nodes that the output needs, as they are listed: each after those that it reads, as ONNX wants it."""
+        defined = set(known)
         for index, node in enumerate(self.nodes):
             for name in filter(None, node.output):
-                if name in producer or name in known:
+                if name in defined:
                     raise OnnxError(f"{self._label(index)}: the name {show(name)} is defined twice")
-                producer[name] = index
-        if self.output not in producer and self.output not in known:
+                defined.add(name)
+        if self.output not in defined:
             raise OnnxError(f"nothing in the file defines the output {show(self.output)}")
-        ordered: list[int] = []
-        state: dict[int, bool] = {}  # False: its inputs are being visited; True: done
-        stack = [producer[self.output]] if self.output in producer else []
-        while stack:
-            index = stack[-1]
-            if index in state:
-                stack.pop()
-                if not state[index]:
-                    state[index] = True
-                    ordered.append(index)
-                continue
-            state[index] = False
-            for name in filter(None, self.nodes[index].input):
-                if name in known:
-                    continue
-                source = producer.get(name)
-                if source is None:
-                    raise OnnxError(f"{self._label(index)}: reads {show(name)}, which nothing in the file defines")
-                if source not in state:
-                    stack.append(source)
-                elif not state[source]:
-                    raise OnnxError(f"{self._label(index)}: is part of a cycle")
-        listed = {i for i in ordered if all(producer.get(n, -1) < i for n in self.nodes[i].input)}
-        return sorted(ordered) if len(listed) == len(ordered) else ordered  # as listed, if that is an order
+        needed, chosen = {self.output}, []
+        for index in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[index]
+            if needed.intersection(filter(None, node.output)):
+                needed.difference_update(node.output)
+                needed.update(filter(None, node.input))
+                chosen.append(index)
+        missing = needed - known
+        if missing:
+            name = min(missing)
+            index = next((i for i in chosen if name in self.nodes[i].input), 0)
+            raise OnnxError(f"{self._label(index)}: reads {show(name)}, which nothing before it defines")
+        return chosen[::-1]
 
     def network(self, input_shape: Sequence[int] | None) -> OnnxNetwork:
         """The module."""
@@ -267,6 +255,8 @@ class _File:
 
 def _activation(node: Node, function: Any) -> Any:
     """A function of a file, which is one of the activations that have no operator."""
+    from ldlt.files.functions import recognised  # noqa: PLC0415 (files of others have none, and need no msgspec)
+
     x = node.live()
     module = recognised(function, x.shape, x.dtype)
     if isinstance(module, nn.PReLU):
@@ -327,7 +317,7 @@ def _declared(info: Any) -> tuple[torch.dtype, int | None, tuple[int | None, ...
     tensor = info.type.tensor_type
     dtype = LAYOUT.get(tensor.elem_type, (None,))[0]
     if dtype is None or not dtype.is_floating_point:
-        raise OnnxError(f"{what} has elements of type {numpy_type(tensor.elem_type)}; FLOAT or DOUBLE is expected")
+        raise OnnxError(f"{what} has elements of type {type_name(tensor.elem_type)}; FLOAT or DOUBLE is expected")
     if not tensor.HasField("shape"):
         raise OnnxError(f"{what} has no declared shape; declare one when exporting")
     sizes: list[int | None] = []

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ldlt import activations
 from ldlt._version import __version__
 from ldlt.errors import GraphError
-from ldlt.files.functions import BODIES, DOMAIN, OPSET, Nodes, function_of, kind_of
-from ldlt.files.message import onnx_package
+from ldlt.files.functions import BODIES, OPSET, Nodes, function_of, kind_of
+from ldlt.files.message import DOMAIN, onnx_package
 from ldlt.graph.convolution import Spec
 from ldlt.graph.fold import fold
 from ldlt.graph.nodes import Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire, index_map
