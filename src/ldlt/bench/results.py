@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ldlt.errors import LdltError, MissingExtraError
-from ldlt.files.replace import TEMPORARY, write_whole
+from ldlt.files import TEMPORARY, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,7 +201,7 @@ def unit_name(unit: UnitKey) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
-    """:func:`ldlt.files.atomic`, with the folder made and a message that tells a full disk from other trouble.
+    """:func:`ldlt.files.write_whole`, with the folder made and a message that tells a full disk from other trouble.
 
     Raises:
         StoreError: If the system refuses; an older file of this name is then as it was.

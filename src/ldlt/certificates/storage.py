@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ldlt.errors import CertificateError
-from ldlt.files.replace import write_whole
+from ldlt.files import write_whole
 
 __all__ = ["LARGEST_FILE", "SCHEMA", "Reader", "array", "dump", "parse", "read", "write"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ldlt.errors import MissingExtraError
 from ldlt.files.message import OnnxLimits
-from ldlt.files.replace import atomic
+from ldlt.files.replace import TEMPORARY, atomic, write_whole
 
 if TYPE_CHECKING:
     from ldlt.files.deployed import Deployed, Meaning
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ldlt.files.store import deploy, load, model_card, save
 
 __all__ = [
+    "TEMPORARY",
     "Deployed",
     "Meaning",
     "OnnxLimits",
@@ -28,6 +29,7 @@ __all__ = [
     "model_card",
     "read_onnx",
     "save",
+    "write_whole",
 ]
 
 _PLACES = {

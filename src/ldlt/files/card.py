@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ldlt.certificates.certificate import Certificate
+from ldlt.certificates import Certificate
 from ldlt.errors import OptionError, ShapeError
 from ldlt.files.deployed import CLASSIFICATION, REGRESSION, Deployed
 

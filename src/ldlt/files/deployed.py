@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ldlt._version import __version__
+from ldlt.certificates import Certificate
 from ldlt.certificates.ball import multiply_up, product_up
-from ldlt.certificates.certificate import Certificate
 from ldlt.errors import OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference
 from ldlt.radius import certified_radius

@@ -763,12 +763,12 @@ def refusal(name: str) -> str:
         return "quantised operators are not continuous; export the model in floating point"
     if name in ("If", "Loop", "Scan"):
         return "branches and loops are not understood; export without control flow"
-    if snake in TABLE and not TABLE[snake].linear:
+    if snake in TABLE:
         try:
             TABLE[snake].rule(_Nameless(), None)  # type: ignore[arg-type]
         except UnsupportedOpError as error:
             return f"{error.reason}. To certify what it reads, pass the name of its input as output_name"
-        except AttributeError:
+        except Exception:
             pass
     known = f"the operator is not understood; known are {', '.join(sorted(OPERATORS))}"
     return f"{known}. Another operator set or exporter may write it in those"

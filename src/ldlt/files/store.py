@@ -22,10 +22,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from ldlt.certificates.certificate import Certificate, issue, verify
-from ldlt.certificates.certifier import certify
+from ldlt.certificates import Certificate, Region, certify, issue, verify
 from ldlt.certificates.fingerprint import fingerprint, traced
-from ldlt.certificates.region import Region
 from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import CertificateError, GraphError, LdltError, OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference

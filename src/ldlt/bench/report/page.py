@@ -17,7 +17,7 @@ from ldlt.bench.report.analysis import RADII, analyse, embed, family_order
 from ldlt.bench.report.erratum import measure
 from ldlt.bench.report.markup import Families, escape, script_json
 from ldlt.bench.stats import METRICS, metric_label
-from ldlt.files.replace import write_whole
+from ldlt.files import write_whole
 
 __all__ = ["build_report", "write_report"]
 
