@@ -749,11 +749,15 @@ OPERATORS: dict[str, Operator] = {
 
 
 class _Nameless:
-    """Stands for the reader of a program, of which a refusal asks for a name."""
+    """Stands for the reader of a program, of which a rule that refuses asks for no more than a name."""
 
     @staticmethod
     def label(node: Any) -> str:
         return ""
+
+    @staticmethod
+    def refusal(node: Any, reason: str) -> UnsupportedOpError:
+        return UnsupportedOpError("", reason)
 
 
 def refusal(name: str) -> str:
