@@ -26,7 +26,6 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import ldlt
-from ldlt.onnx import read_onnx
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def change_one_weight(network: Path, changed: Path) -> None:
 def rejection(certificate: Path, network: Path) -> str:
     """Why the pair is rejected."""
     try:
-        ldlt.verify(certificate, read_onnx(network).module)
+        ldlt.verify(certificate, ldlt.read_onnx(network).module)
     except ldlt.CertificateError as error:
         return str(error)
     raise RuntimeError("a forgery was accepted")
@@ -128,11 +127,13 @@ def main(seed: int = 0, steps: int = 100, out: Path | None = None) -> Result:
         bounds = {m: ldlt.certify(network, method=m).bound for m in ("product", "eclipse")}
         certificate = ldlt.certify(network)
         bounds["optimal"] = certificate.bound
-        bounds["attack"] = ldlt.attack.lipschitz_lower_bound(read_onnx(network).module, 8, starts=32, steps=50).value
+        bounds["attack"] = ldlt.attack.lipschitz_lower_bound(
+            ldlt.read_onnx(network).module, 8, starts=32, steps=50
+        ).value
         for name, value in bounds.items():
             print(f"{name:8s} {value:9.4f}")
         certificate.save(saved)
-        verified = ldlt.verify(saved, read_onnx(network).module).bound
+        verified = ldlt.verify(saved, ldlt.read_onnx(network).module).bound
         print(f"verified from the files: {verified:.4f}, rigorous: {certificate.rigorous}")
 
         forged, changed = Path(folder) / "forged.json", Path(folder) / "changed.onnx"

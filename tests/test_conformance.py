@@ -12,6 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import ldlt
+from ldlt.files.message import onnx_package
+from ldlt.files.read import read_onnx
+from ldlt.files.write import message_of
+from ldlt.graph.trace import trace
 from ldlt.testing import check_module, check_network, jacobians, run_certificates, run_hostile
 
 SLOW_SEEDS = int(os.environ.get("LDLT_HOSTILE_SEEDS", "2000"))
@@ -341,6 +345,19 @@ def test_odd_options_of_a_layer_are_refused():
             with pytest.raises(ldlt.LdltError):
                 call()
         model[0] = nn.Conv1d(2, 2, 3, padding=1)
+
+
+@pytest.mark.parametrize("options", [{"alpha": "yes"}, {"alpha": math.inf}, {"more": 1}])
+def test_odd_options_in_a_file_are_refused(options):
+    model = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.1), nn.Linear(6, 3))
+    message = message_of(model, trace(model, (4,)), torch.float32)
+    node = next(n for n in message.graph.node if n.op_type == "LeakyRelu")
+    for name, value in options.items():
+        for old in [a for a in node.attribute if a.name == name]:
+            node.attribute.remove(old)
+        node.attribute.append(onnx_package().helper.make_attribute(name, value))
+    with pytest.raises(ldlt.OnnxError):
+        ldlt.certify(read_onnx(message.SerializeToString()).module, 4)
 
 
 # -------------------------------------------------------------------------------------------------- certificates

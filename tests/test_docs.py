@@ -71,7 +71,7 @@ def test_commands_run(page, tmp_path, monkeypatch):
         lines = [f"{a},{b},{c},{'yes' if a > b else 'no'}" for a, b, c in rows]
         Path(name).write_text("\n".join(["a,b,c,y", *lines]) + "\n")
     torch.manual_seed(0)
-    ldlt.export_onnx(ldlt.nn.FeedForward(3, [4], 2), "net.onnx")
+    ldlt.save(ldlt.nn.FeedForward(3, [4], 2), "net.onnx")
     np.save("x.npy", rows[0].astype(np.float32))
     for line in "".join(SHELL[page]).splitlines():
         words = shlex.split(line, comments=True)

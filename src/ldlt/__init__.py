@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from ldlt.engine.network import Lipschitz, Scaled
     from ldlt.estimators import LipschitzClassifier as LipschitzClassifier  # not in __all__: they need an extra
     from ldlt.estimators import LipschitzRegressor as LipschitzRegressor
-    from ldlt.export import Deployed, deploy, export_onnx, export_program, load, model_card, save
-    from ldlt.onnx.reader import read_onnx
+    from ldlt.files import Deployed, deploy, load, model_card, read_onnx, save
     from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
     from ldlt.rounding import forward_error
 
@@ -64,8 +63,6 @@ __all__ = [
     "certified_radius",
     "certify",
     "deploy",
-    "export_onnx",
-    "export_program",
     "forward_error",
     "lmi",
     "load",
@@ -80,8 +77,7 @@ _HOMES = {
     "certificates": ("Certificate", "Region", "certify", "verify"),
     "engine.network": ("Lipschitz", "Scaled"),
     "estimators": ("LipschitzClassifier", "LipschitzRegressor"),
-    "export": ("Deployed", "deploy", "export_onnx", "export_program", "load", "model_card", "save"),
-    "onnx.reader": ("read_onnx",),
+    "files": ("Deployed", "deploy", "load", "model_card", "read_onnx", "save"),
     "radius": ("Curve", "certified_accuracy", "certified_curve", "certified_radius"),
     "rounding": ("forward_error",),
 }

@@ -250,7 +250,7 @@ def train(
     """
     begin = time.perf_counter()
     from ldlt import deploy, load, model_card, save, tables  # noqa: PLC0415
-    from ldlt.files_atomic import atomic  # noqa: PLC0415
+    from ldlt.files import atomic  # noqa: PLC0415
 
     path = out or data.with_name(re.sub(r"(\.[a-z]{3})?(\.gz|\.bz2|\.xz)?$", "", data.name) + ".ldlt.onnx")
     _place(path)
@@ -376,7 +376,7 @@ def predict(
     another prediction. A regressor tells the value, and with --radius what it can become.
     """
     from ldlt import load, tables, verify  # noqa: PLC0415
-    from ldlt.files_atomic import atomic  # noqa: PLC0415
+    from ldlt.files import atomic  # noqa: PLC0415
 
     deployed = load(model)
     verify(deployed)

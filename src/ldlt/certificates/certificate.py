@@ -39,8 +39,8 @@ from ldlt.certificates.proof import prove, prove_gram, prove_smallest
 from ldlt.certificates.region import Region
 from ldlt.engine.network import Lipschitz
 from ldlt.errors import CertificateError, LdltError
+from ldlt.files.read import read_onnx
 from ldlt.graph import Graph
-from ldlt.onnx.reader import read_onnx
 
 __all__ = [
     "CERTIFIED",
@@ -268,7 +268,7 @@ def verify(
 
     Args:
         source: A file, or a certificate. Without ``model``: a network that carries its certificate, which is what
-            :func:`ldlt.load` returns, or the file of one (``.safetensors``, ``.onnx``).
+            :func:`ldlt.load` returns, or its file (``.onnx``).
         model: The stored network that it is said to be about, or its ONNX file.
 
     Returns:
@@ -324,7 +324,7 @@ def verify(
 
 def _carried(source: Any) -> tuple[Certificate, nn.Module]:
     """Certificate and network of something that carries both."""
-    from ldlt.export import Deployed, load  # noqa: PLC0415 (what is deployed is built on certificates)
+    from ldlt.files import Deployed, load  # noqa: PLC0415 (what is deployed is built on certificates)
 
     if isinstance(source, Certificate) or str(source).lower().endswith(".json"):
         raise CertificateError("the model, a torch.nn.Module, is missing: ldlt.verify(certificate, model)")

@@ -22,9 +22,9 @@ from ldlt.certificates.region import Region
 from ldlt.certificates.sdp import solve_sdp
 from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError
+from ldlt.files.read import read_onnx
 from ldlt.graph import Convolution, Graph, Wire
 from ldlt.graph.operations import TABLE
-from ldlt.onnx.reader import read_onnx
 
 __all__ = ["METHODS", "certify"]
 

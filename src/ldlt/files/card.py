@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ldlt.certificates.certificate import Certificate
+from ldlt.certificates import Certificate
 from ldlt.errors import OptionError, ShapeError
-from ldlt.export.deployed import CLASSIFICATION, REGRESSION, Deployed, deploy
+from ldlt.files.deployed import CLASSIFICATION, REGRESSION, Deployed
 
-__all__ = ["model_card"]
+__all__ = ["card_of", "ceiling", "floor"]
 
 _SHOWN = 20  # names in a list
 
@@ -27,28 +27,10 @@ _TASKS = {
 }
 
 
-def model_card(
-    model: Any, X: Any = None, y: Any = None, *, radii: Sequence[float] | None = None, name: str = "Model card"
+def card_of(
+    deployed: Deployed, X: Any = None, y: Any = None, radii: Sequence[float] | None = None, name: str = "Model card"
 ) -> str:
-    """A model card: architecture, bound and its proof, units, results on given rows, limits.
-
-    Args:
-        model: What :func:`ldlt.deploy` accepts without more arguments, or what it returns.
-        X: Rows that were not trained on.
-        y: Their true classes, or targets.
-        radii: Radii of certified accuracy, in the units of the inputs; by default quartiles of the radii found. Of a
-            regressor: distances for which intervals are told.
-        name: Heading.
-
-    Returns:
-        Markdown. Results are told only if rows are given, and nothing that is not known.
-
-    Example:
-        >>> import ldlt
-        >>> print(model_card(ldlt.nn.FeedForward(4, [8], 3)).splitlines()[0])
-        # Model card
-    """
-    deployed = deploy(model)
+    """As :func:`ldlt.model_card`, for a network whose certificate has just been proven."""
     if (X is None) != (y is None):
         raise OptionError("results need both X and y")
     parts = [
