@@ -20,24 +20,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ldlt
-from ldlt.certificates import definite, proof, storage
+from ldlt.certificates import Region, certificate, definite, freeze_certified, issue, proof, prove, verify
 from ldlt.certificates.ball import Ball, arithmetic_is_ieee, gamma, product_up
-from ldlt.certificates.certificate import (
-    Certificate,
-    CertificateError,
-    _decode,
-    _encode,
-    freeze_certified,
-    issue,
-    verify,
-)
+from ldlt.certificates.certificate import Certificate
 from ldlt.certificates.definite import is_semidefinite
+from ldlt.certificates.enclose import Network, Slopes
 from ldlt.certificates.fingerprint import fingerprint
-from ldlt.certificates.form import bordered
-from ldlt.certificates.linear import Network
-from ldlt.certificates.proof import prove, prove_gram, prove_smallest
-from ldlt.certificates.region import Region
-from ldlt.certificates.sectors import Slopes
+from ldlt.certificates.proof import Prover, bordered
+from ldlt.certificates.settle import settle, settle_gram
+from ldlt.errors import CertificateError
 from ldlt.graph import Activation, Graph, Input, Ref, Wire
 from ldlt.graph.trace import trace
 from random_graphs import RandomGraph, randomise
@@ -258,6 +249,14 @@ def test_what_is_not_definite_has_a_reason(matrix):
 
 
 # ---------------------------------------------------------------------------------------------------------- proofs
+
+
+def prove_smallest(graph, module, multipliers, bound, **options):
+    return settle(Prover(graph, module), multipliers, bound, **options)
+
+
+def prove_gram(graph, module, multipliers, bound):
+    return settle_gram(Prover(graph, module), multipliers, bound)
 
 
 def stored_form(net):

@@ -47,9 +47,7 @@ from torch import Tensor, nn
 from ldlt import activations
 from ldlt.certificates.ball import TINY, UNIT, Ball, add_up, arithmetic_is_ieee, divide_up, multiply_up, product_up
 from ldlt.certificates.definite import is_semidefinite
-from ldlt.certificates.enclosed import precisions, readings
-from ldlt.certificates.linear import Maps
-from ldlt.certificates.sectors import Slopes
+from ldlt.certificates.enclose import Maps, Slopes, precisions, readings
 from ldlt.engine.network import Lipschitz
 from ldlt.errors import GraphError, OptionError, ShapeError
 from ldlt.evaluation import evaluating

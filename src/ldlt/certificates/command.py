@@ -19,9 +19,8 @@ from numpy.lib.format import MAGIC_PREFIX
 from torch import Tensor
 
 from ldlt.certificates.certificate import CERTIFIED, Certificate, verify
-from ldlt.certificates.certifier import METHODS, certify
-from ldlt.certificates.optimise import TOLERANCE, Step
-from ldlt.certificates.region import Region
+from ldlt.certificates.certify import METHODS, TOLERANCE, Step, certify
+from ldlt.certificates.local import Region
 from ldlt.errors import CertificateError, OnnxError, OptionError, ShapeError
 from ldlt.onnx.file import load
 from ldlt.onnx.reader import OnnxLimits, OnnxNetwork, read_onnx

@@ -15,7 +15,7 @@ and then, ``X = C G`` being the covariance of ``v`` with the tensors that are li
     \operatorname{cov}(w) = c\,(T + T(D - T)^{-1}T)\,c + r^2D .
 
 With ``y = B z`` at the end, the network has the constant ``ℓ² = λ_max(B G B*)``. Nothing is subtracted but
-``D − T``, whose Cholesky factorisation also gives ``\log\det(I - D^{-1}T)``, the barrier of what is feasible; the sum of
+``D − T``, whose Cholesky factorisation also gives ``log det(I − D^{-1}T)``, the barrier of what is feasible; the sum of
 these over all activations, plus ``Σ log 2Λ``, is the log-determinant of the precision.
 
 All matrices may be real or complex Hermitian, and may have leading batch dimensions, such as the frequencies of
@@ -52,7 +52,7 @@ class _Inflate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, spread: Tensor, columns: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def forward(ctx: Any, spread: Tensor, columns: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
         rest = -spread
         rest.diagonal(dim1=-2, dim2=-1).add_(diagonal)
         factor, info = torch.linalg.cholesky_ex(rest)
@@ -63,7 +63,7 @@ class _Inflate(torch.autograd.Function):
         return half.mH @ half, torch.where(info > 0, torch.nan, slack)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         factor, half, diagonal = ctx.saved_tensors
         gain, slack = grads
         solved = torch.linalg.solve_triangular(factor.mH, half, upper=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.certificates.certificate import Certificate
-from ldlt.certificates.certifier import certify
+from ldlt.certificates.certify import certify
 from ldlt.certificates.fingerprint import traced
 from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import BoundError, GraphError, InfeasibleError, OptionError, ShapeError

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ldlt._version import __version__
+from ldlt.certificates import Certificate, certify, issue, issue_built, verify
 from ldlt.certificates.ball import multiply_up, product_up
-from ldlt.certificates.certificate import Certificate, issue, issue_built, verify
-from ldlt.certificates.certifier import certify
 from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import CertificateError, GraphError, OptionError, SavedModelError, ShapeError
