@@ -154,7 +154,7 @@ def test_refusals():
     assert ldlt.Lipschitz.from_trained(First(), input_shape=(3, 6)).input_shape == (3, 6)
     with pytest.raises(ldlt.InfeasibleError, match="given map"):
         ldlt.Lipschitz.from_trained(nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
-    other = ldlt.certify(plain, 5, method="product")
+    other = ldlt.certify(plain, 5, region=ldlt.Region("ball", torch.zeros(5), torch.tensor(0.1)))
     with pytest.raises(ldlt.InfeasibleError, match="multipliers"):
         ldlt.Lipschitz.from_trained(plain, certificate=other)
     trained = ldlt.nn.FeedForward(3, [4], 2, train_bound=True)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from ldlt.certificates import Problem, minimise
 from ldlt.certificates.command import _Progress
-from ldlt.certificates.optimise import minimise
-from ldlt.certificates.problem import Problem
 from ldlt.graph.trace import trace
 from ldlt.watch import Watch
 

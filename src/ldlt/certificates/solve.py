@@ -311,11 +311,11 @@ def bound_of(problem: Problem, multipliers: Mapping[str, Tensor]) -> float:
         return math.sqrt(_least_scale(problem, flat, 1e-12))
 
 
-def _least_scale(problem: Problem, multipliers: Tensor, accuracy: float = 1e-3) -> float:
+def _least_scale(problem: Problem, multipliers: Tensor, accuracy: float = 1e-7) -> float:
     """The smallest ``s = ℓ²`` with ``sE + Σ Λ_kA_k ⪰ Y'Y``, from above; infinite if there is none in sight."""
 
     def fits(log: float) -> bool:
-        return problem.squared(multipliers / math.exp(log)) <= math.exp(log)
+        return problem.squared(multipliers / math.exp(log)) <= math.exp(log) * (1 + 1e-10)  # equal where c = 0
 
     guess = product(problem)[0] ** 2
     if not 0 < guess < math.inf:
