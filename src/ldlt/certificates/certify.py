@@ -242,7 +242,7 @@ def _stated(prover: Prover, proof: Proof, method: str, region: Region | None, pa
         return _certificate(graph, model, math.inf, method, **numbers)
     gram = None
     if pairs and 1 < graph[graph.output].features <= _MOST_OUTPUTS:
-        gram = settle_gram(prover, proof.multipliers, proof.bound).gram
+        gram = settle_gram(prover, proof).gram
     return _certificate(
         graph,
         model,

@@ -89,23 +89,21 @@ def settle(
     return best
 
 
-def settle_gram(prover: Prover, multipliers: Mapping[str, Tensor], bound: float) -> Proof:
-    """Prove the smallest ``G`` found for these multipliers: a constant for every direction of the output.
+def settle_gram(prover: Prover, proof: Proof) -> Proof:
+    """Prove the smallest ``G`` found for the multipliers of a proof: a constant for every direction of the output.
 
-    The bound must be one that can be proven, as :func:`settle` returns it.
+    Returns:
+        A proof with :attr:`Proof.gram`; or one that does not hold, with a reason.
     """
-    first = prover.prove(multipliers, bound)
-    search = _search(prover, first, bool)
-    if search is None:
-        return first
+    search = _search(prover, proof, bool) if proof.holds else None
     for slack in _SLACKS:
         with np.errstate(all="ignore"):
-            gram = search.gram(slack)
+            gram = None if search is None else search.gram(slack)
         if gram is not None:
-            proof = prover.prove(multipliers, bound, gram, _SAFETY)
-            if proof.holds:
-                return proof
-    return Proof(False, first.bound, -math.inf, first.reason or "no constants of directions could be proven")
+            found = prover.prove(proof.multipliers, proof.bound, gram, _SAFETY)
+            if found.holds:
+                return found
+    return Proof(False, proof.bound, -math.inf, proof.reason or "no constants of directions could be proven")
 
 
 def _search(prover: Prover, first: Proof, late: Callable[[], bool]) -> _Moves | None:

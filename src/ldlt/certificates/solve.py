@@ -165,10 +165,12 @@ def minimise(
     if not (tolerance > 0 and (time_limit is None or time_limit >= 0)):
         raise OptionError("tolerance must be positive and time_limit must not be negative")
     if not problem.output:
-        multipliers = problem.full(_small(problem, SMALLEST))
+        multipliers = problem.full(SMALLEST**2 * layerwise(problem, _CENTRED))
         return Solution(SMALLEST, multipliers, 0.0, True, "the output does not depend on the input")
     if not problem.layers:
-        norm = float(torch.linalg.matrix_norm(problem.output[problem.input], 2))
+        norm = _norm(problem.output[problem.input])
+        if not math.isfinite(norm):
+            raise InfeasibleError("the map overflows: weights are too large for float64")
         return Solution(norm, problem.full(torch.empty(0, dtype=torch.float64)), norm, True, "the network is linear")
     search = _Search(problem, tolerance, time_limit, progress)
     try:
@@ -241,7 +243,11 @@ def layerwise(problem: Problem, theta: float) -> Tensor:
         return chosen[-1]
 
     problem.covariance(choose)
-    return torch.cat(chosen)
+    return torch.cat([*chosen, torch.empty(0, dtype=torch.float64)])
+
+
+def _norm(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix, 2)) if bool(matrix.isfinite().all()) else math.inf
 
 
 def product(problem: Problem) -> tuple[float, Tensor]:
@@ -258,16 +264,12 @@ def product(problem: Problem) -> tuple[float, Tensor]:
         The product, a little larger so that the multipliers are strictly feasible, and these, for an input of unit
         weight. Their bound is at most the product, and often far smaller.
     """
-
-    def norm(rows: Tensor) -> float:
-        return float(torch.linalg.matrix_norm(rows, 2)) if bool(rows.isfinite().all()) else math.inf
-
     strict = 1 + _STRICT
     gains = {}
     for layer in problem.layers:
         steep = layer.center.abs() + layer.radius
-        gains[layer.name] = {b: strict * norm(steep[:, None] * v) for b, v in layer.inputs.items()}
-    last = {b: strict * norm(y) for b, y in problem.output.items()}
+        gains[layer.name] = {b: strict * _norm(steep[:, None] * v) for b, v in layer.inputs.items()}
+    last = {b: strict * _norm(y) for b, y in problem.output.items()}
     reach = {problem.input: 1.0}
     for name, gain in gains.items():
         reach[name] = sum(n * reach[b] for b, n in gain.items())
@@ -282,22 +284,6 @@ def product(problem: Problem) -> tuple[float, Tensor]:
         value = own / max(2 * reach[layer.name] * bound, 1e-300)
         chosen.append(layer.grouped((1 + layer.center.abs() / layer.radius) * value, "amax"))
     return bound, torch.cat([torch.empty(0, dtype=torch.float64), *chosen[::-1]])
-
-
-def _small(problem: Problem, bound: float) -> Tensor:
-    r"""Multipliers that keep the form without an output positive.
-
-    From :math:`\|w - cv\|^2 \ge \tfrac12\|w\|^2 - c^2\|v\|^2` the form is at least :math:`ℓ^2\|x\|^2 +
-    \sum_i \bigl(Λ_i\|w_i\|^2 - 2Λ_i(c_i^2 + r_i^2)\|v_i\|^2\bigr)`: each layer may take a tenth of the least of what
-    comes before it.
-    """
-    least, parts = bound**2, []
-    for layer in problem.layers:
-        size = sum(float(block.square().sum()) for block in layer.inputs.values())
-        slope = float((layer.center.square() + layer.radius.square()).max())
-        least *= 0.05 / (1 + slope * size)
-        parts.append(torch.full((layer.count,), least, dtype=torch.float64))
-    return torch.cat([*parts, torch.empty(0, dtype=torch.float64)])
 
 
 def bound_of(problem: Problem, multipliers: Mapping[str, Tensor]) -> float:
@@ -375,10 +361,9 @@ class _Place:
         self.problem, self.eta, self.units, self.covariance = problem, eta, units, covariance
         output = problem.dense(problem.outputs, problem.output)
         self.basis = covariance @ output.mT  # B
-        m = output @ self.basis
-        self.m = (m + m.mT) / 2
-        self.values = torch.linalg.eigvalsh(self.m)
-        self.largest = float(self.values[-1])
+        self.m = _symmetric(output @ self.basis)
+        finite = bool(self.m.isfinite().all())
+        self.largest = float(torch.linalg.eigvalsh(self.m)[-1]) if finite else math.inf
         self.weight = min(1.0, problem.outputs / problem.multipliers)  # of the barrier on η relative to that on S
         self.root = (2 * problem.spread(units)).sqrt()[:, None]
         self.center = torch.cat([layer.center / layer.radius for layer in problem.layers])
@@ -387,8 +372,10 @@ class _Place:
     def at(cls, problem: Problem, multipliers: Tensor, units: Tensor) -> _Place | None:
         """At multipliers; None where ``P`` is not positive definite."""
         live, slack = problem.covariance(multipliers, everything=True)
-        good = bool(slack.isfinite()) and bool(live.matrix.isfinite().all())
-        return cls(problem, multipliers / units, units, live.matrix) if good else None
+        if not bool(slack.isfinite()) or not bool(live.matrix.isfinite().all()):
+            return None
+        place = cls(problem, multipliers / units, units, live.matrix)
+        return place if 0 < place.largest < math.inf else None
 
     def before(self, right: Tensor) -> Tensor:
         """``v`` of all neurons from the blocks of ``z``, (n, q), times their radii."""
@@ -599,7 +586,7 @@ def _interior(search: _Search, start: Tensor) -> str:
     if not all(bool(layer.center.all()) for layer in problem.layers):
         return "layers are not coupled by the objective"
     place = _Place.at(problem, start, start)
-    if place is None or not 0 < place.largest < math.inf:
+    if place is None:
         return "the start is not strictly feasible"
     point = _Iterate(place)
     for _ in range(_PATIENCE):
