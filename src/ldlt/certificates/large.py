@@ -24,6 +24,7 @@ from ldlt.certificates.problem import Layer, Problem
 __all__ = ["descend"]
 
 _STAGES = ((10, 3.0), (30, 1.0), (30, 0.3), (100, 0.1), (100, 0.03), (300, 0.01), (300, 3e-3), (1000, 3e-4))  # p, β
+_LATER = 2  # stage to begin with near an optimum
 _STEPS = 60  # of each stage
 _MEMORY = 20
 _PROGRESS = 3e-4  # in log ℓ², over p: less is not worth another step
@@ -77,7 +78,13 @@ class _Objective:
 
 
 def descend(
-    problem: Problem, multipliers: Tensor, *, tolerance: float, stop: Callable[[], bool], report: Report
+    problem: Problem,
+    multipliers: Tensor,
+    *,
+    tolerance: float,
+    stop: Callable[[], bool],
+    report: Report,
+    near: bool = False,
 ) -> str:
     """Minimise from a feasible start.
 
@@ -87,6 +94,7 @@ def descend(
         tolerance: Relative tolerance of ℓ: smoothing finer than that is left out.
         stop: Whether time is up.
         report: Takes ``ℓ²`` and its Λ; returns whether to stop.
+        near: Whether the start is near an optimum, so that the first stages would only lead away from it.
 
     Returns:
         Why it stopped.
@@ -95,7 +103,7 @@ def descend(
     theta = objective.coordinates(multipliers)
     if not bool(theta.isfinite().all()):
         return "the start is not feasible"
-    for sharpness, barrier in _STAGES:
+    for sharpness, barrier in _STAGES[_LATER if near else 0 :]:
         theta = _stage(objective, theta, sharpness, barrier, stop)
         if objective.stopped:
             return "optimal within the tolerance"

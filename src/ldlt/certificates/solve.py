@@ -205,11 +205,13 @@ def _run(search: _Search, start: Mapping[str, Tensor] | None) -> str:
             return "optimal within the tolerance"
         small = sum(problem.sizes.values()) <= DENSE_COORDINATES
         reason = _interior(search, begin) if small else "too large for interior points"
+        near = given is not None
         if given is None:
             centred = layerwise(problem, _CENTRED)
             given = centred if math.isfinite(problem.squared(centred)) else plain / _ROOM
     if not search.done() and not search.late():
-        stop = large.descend(problem, given, tolerance=search.tolerance, stop=search.late, report=search.report)
+        options = {"tolerance": search.tolerance, "stop": search.late, "report": search.report, "near": near}
+        stop = large.descend(problem, given, **options)  # type: ignore[arg-type]
         reason = f"{reason}; {stop}"
     return "optimal within the tolerance" if search.done() else "time limit" if search.late() else reason
 
