@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -266,6 +266,7 @@ def exact_inequality(graph, module, multipliers, bound):
     return q - y.T.dot(y), y
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 40))
 def test_proofs_against_rational_arithmetic(seed, dtype, bits):
     torch.manual_seed(seed)
@@ -299,11 +300,11 @@ def test_assembled_matrix_encloses_the_exact_one():
     assert ball.rad.max() < 1e-14
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("head", ["joint", "orthogonal", "rows"])
 @pytest.mark.parametrize("contraction", ["cholesky", "symmetric", "cayley"])
 @pytest.mark.parametrize("build", [ldlt.nn.FeedForward, ldlt.nn.Residual])
-def test_networks_built_here_are_proven(build, contraction, head, dtype):
+def test_networks_built_here_are_proven(build, contraction, head):
+    dtype = torch.float64 if contraction == "symmetric" else torch.float32
     net = build(8, [32] * 3, 3, bound=1.3, contraction=contraction, head=head, dtype=dtype)
     stored, graph, multipliers = stored_form(net)
     found = prove_smallest(graph, stored, multipliers, net.bound)
@@ -313,9 +314,9 @@ def test_networks_built_here_are_proven(build, contraction, head, dtype):
     assert not prove(graph, stored, multipliers, 0.5 * net.bound).holds
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(9))
-def test_random_graphs_are_proven(seed, dtype):
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs_are_proven(seed):
+    dtype = (torch.float32, torch.float64)[seed % 2]
     module = RandomGraph(seed).to(dtype)
     head = ("joint", "orthogonal", "rows")[seed % 3]
     contraction = ("cholesky", "symmetric", "cayley")[seed // 3 % 3]
