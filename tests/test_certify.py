@@ -40,6 +40,18 @@ def test_certify_save_verify(activation: type[nn.Module], dtype: torch.dtype, tm
         ldlt.verify(tmp_path / "net.cert.json", net)
 
 
+def test_dead_neurons_behind_dead_neurons() -> None:
+    """A neuron that reads nothing but neurons without an input is left out, and the rest is proven."""
+    net = _net(nn.Tanh)
+    with torch.no_grad():
+        net[0].weight[2] = 0.0
+        net[2].weight[4] = 0.0
+        net[2].weight[5, torch.arange(12) != 2] = 0.0  # reads only the dead one
+    found = ldlt.certify(net, 5)
+    assert found.rigorous
+    assert ldlt.verify(found, net).rigorous
+
+
 def test_product_of_norms_is_proven() -> None:
     net = _net()
     found = ldlt.certify(net, 5, method="product")
