@@ -34,11 +34,10 @@ import torch
 from torch import nn
 
 from _measure import machine
+from _sdp import solve_sdp
 from ldlt.attack import lipschitz_lower_bound
-from ldlt.certificates.layerwise import eclipse, product
-from ldlt.certificates.optimise import minimise
-from ldlt.certificates.problem import Problem
-from ldlt.certificates.sdp import solve_sdp
+from ldlt.certificates import Problem, minimise
+from ldlt.certificates.solve import product
 from ldlt.errors import LdltError
 from ldlt.graph.trace import trace
 
@@ -91,9 +90,7 @@ METHODS: dict[str, Callable[[str, float], tuple[float, str]]] = {
         lipschitz_lower_bound(make(n), NETWORKS[n][0], starts=8, steps=50).value,
         "",
     ),
-    "product": lambda n, limit: (product(problem_of(n)), ""),
-    "ECLipsE-Fast, here": lambda n, limit: (eclipse(problem_of(n), fast=True)[0], ""),
-    "ECLipsE, here": lambda n, limit: (eclipse(problem_of(n))[0], ""),
+    "product": lambda n, limit: (product(problem_of(n))[0], ""),
     "optimise": optimise,
 }
 PEERS: dict[str, Callable[[str, float], tuple[float, str]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 
 import pytest
@@ -13,25 +14,26 @@ from torch import nn
 
 import ldlt
 from ldlt.attack import lipschitz_lower_bound
-from ldlt.certificates import certifier, layered
+from ldlt.certificates import Problem, norms
 from ldlt.certificates.fingerprint import traced
-from ldlt.certificates.problem import Problem
 
 
 def layer_norms(net, shape):
-    return layered.layer_norms(traced(net, shape), net)
+    return norms.layer_norms(traced(net, shape), net)
 
 
-def plain_norm(layer, shape, monkeypatch_entries=0):
-    """The bound of single layers without any matrix of a layer."""
-    before, layered._ENTRIES = layered._ENTRIES, monkeypatch_entries
+def both_norms(graph, net):
+    """The bound of single layers, with matrices of layers and without any."""
+    before = norms._ENTRIES
+    found = norms.layer_norms(graph, net)
+    norms._ENTRIES = 0
     try:
-        return layer_norms(nn.Sequential(layer, nn.Flatten()), shape)
+        return found, norms.layer_norms(graph, net)
     finally:
-        layered._ENTRIES = before
+        norms._ENTRIES = before
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.sampled_from(["zeros", "circular"]),
     st.integers(1, 4),
@@ -53,11 +55,13 @@ def test_matrices_are_the_convolutions(mode, kernel, stride, padding, dilation, 
         return
     # The problem has the matrix that unit vectors show, and single layers bound its norm.
     flat = nn.Sequential(layer, nn.Flatten())
-    problem = Problem.build(traced(flat, shape), flat)
+    graph = traced(flat, shape)
+    problem = Problem.build(graph, flat)
     assert torch.allclose(problem.output.get(problem.input, torch.zeros_like(matrix)), matrix, atol=1e-12)
     norm = float(torch.linalg.matrix_norm(matrix, 2))
-    assert norm == pytest.approx(layer_norms(flat, shape))
-    assert norm <= plain_norm(layer, shape) * (1 + 1e-9)
+    found, loose = both_norms(graph, flat)
+    assert norm == pytest.approx(found)
+    assert norm <= loose * (1 + 1e-9)
 
 
 def body(mode: str = "zeros") -> nn.Module:
@@ -74,24 +78,23 @@ def body(mode: str = "zeros") -> nn.Module:
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
-def test_small_networks_are_proven(mode, tmp_path):
+def test_small_networks_are_proven(mode):
     net = body(mode)
-    found = ldlt.certify(net, (1, 8, 8))
+    found = ldlt.certify(net, (1, 8, 8), time_limit=2.0)
     assert found.rigorous
     assert "norms" not in found.method
     assert found.bound < layer_norms(net, (1, 8, 8))
     assert lipschitz_lower_bound(net, (1, 8, 8), starts=8, steps=40).value <= found.bound * (1 + 1e-5)
-    found.save(tmp_path / "net.json")
-    assert ldlt.verify(tmp_path / "net.json", net).rigorous
+    assert ldlt.verify(found, net).rigorous
     with torch.no_grad():
         net[3].weight[0, 0, 0, 0] += 1e-6
     with pytest.raises(ldlt.CertificateError, match="another network"):
-        ldlt.verify(tmp_path / "net.json", net)
+        ldlt.verify(found, net)
 
 
 def test_networks_that_are_too_large_get_norms_of_layers(monkeypatch):
     net = body()
-    monkeypatch.setattr(certifier, "LARGEST_MATRICES", 1000)
+    monkeypatch.setattr(importlib.import_module("ldlt.certificates.certifier"), "LARGEST_MATRICES", 1000)
     found = ldlt.certify(net, (1, 8, 8))
     assert found.is_certified
     assert not found.rigorous
@@ -99,9 +102,8 @@ def test_networks_that_are_too_large_get_norms_of_layers(monkeypatch):
     assert found.bound == pytest.approx(layer_norms(net, (1, 8, 8)))
     assert found.outputs == 3
     assert lipschitz_lower_bound(net, (1, 8, 8), starts=8, steps=40).value <= found.bound
-    for method in ("eclipse", "sdp"):
-        with pytest.raises(ldlt.GraphError, match="matrices"):
-            ldlt.certify(net, (1, 8, 8), method=method)
+    with pytest.raises(ldlt.GraphError, match="matrices"):
+        ldlt.certify(net, (1, 8, 8), region=ldlt.Region("ball", torch.zeros(1, 8, 8), torch.tensor(0.1)))
 
 
 class Mixed(nn.Module):
@@ -127,7 +129,7 @@ class Mixed(nn.Module):
 
 
 def test_single_layers_bound_what_an_attack_finds():
-    for seed in range(4):
+    for seed in range(2):
         torch.manual_seed(seed)
         net = Mixed().double()
         with torch.no_grad():
@@ -158,7 +160,7 @@ def test_norms_of_layers_hold(layer):
     layer = copy.deepcopy(layer).double()
     shape = (2, 5, 7)
     net = nn.Sequential(layer, nn.Flatten())
-    bound, loose = layer_norms(net, shape), plain_norm(layer, shape)
+    bound, loose = both_norms(traced(net, shape), net)
     assert bound <= loose * (1 + 1e-12)
     for seed in range(5):
         x = torch.randn(1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -272,19 +274,24 @@ def largest_slope(net: nn.Module, shape: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_what_a_network_computes_is_certified(name, tmp_path):
+def test_what_a_network_computes_is_certified(name):
     torch.manual_seed(1)
     make, shape = NETS[name]
     net = make()
-    slope, norms = largest_slope(net, shape), layer_norms(net, shape)
-    found = ldlt.certify(net, shape)
+    slope, loose = largest_slope(net, shape), layer_norms(net, shape)
+    found = ldlt.certify(net, shape, time_limit=2.0)
     assert found.is_certified, found.reason
     assert found.rigorous
-    assert slope <= found.bound <= norms * (1 + 1e-5)
-    found.save(tmp_path / "net.json")
-    assert ldlt.verify(tmp_path / "net.json", net).rigorous
-    center = torch.randn(shape)
-    near = ldlt.certify(net, shape, region=ldlt.Region("ball", center, torch.tensor(0.1)))
+    assert slope <= found.bound <= loose * (1 + 1e-5)
+    assert ldlt.verify(found, net).rigorous
+
+
+@pytest.mark.parametrize("name", ["tied", "softmax", "overwritten"])
+def test_what_a_network_computes_in_a_region(name):
+    torch.manual_seed(1)
+    make, shape = NETS[name]
+    net, center = make(), torch.randn(shape)
+    near = ldlt.certify(net, shape, region=ldlt.Region("ball", center, torch.tensor(0.1)), time_limit=2.0)
     twin = copy.deepcopy(net).double().eval().requires_grad_(False)
     for _ in range(20):
         a, b = (
@@ -292,11 +299,6 @@ def test_what_a_network_computes_is_certified(name, tmp_path):
             for _ in "ab"
         )
         assert float((twin(a[None]) - twin(b[None])).norm()) <= near.bound * float((a - b).norm()) * (1 + 1e-12)
-    with torch.no_grad():
-        next(net.parameters(), torch.zeros(1)).add_(1e-3)
-    if list(net.parameters()):
-        with pytest.raises(ldlt.CertificateError, match="another network"):
-            ldlt.verify(found, net)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

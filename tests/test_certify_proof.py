@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 import copy
-import dataclasses
 import itertools
-import json
 import math
-import os
-import time
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import ldlt
-from ldlt.certificates import definite, proof, storage
+from ldlt.certificates import definite, proof, prove
 from ldlt.certificates.ball import Ball, arithmetic_is_ieee, gamma, product_up
-from ldlt.certificates.certificate import (
-    Certificate,
-    CertificateError,
-    _decode,
-    _encode,
-    freeze_certified,
-    issue,
-    verify,
-)
 from ldlt.certificates.definite import is_semidefinite
+from ldlt.certificates.enclose import Network, Slopes
 from ldlt.certificates.fingerprint import fingerprint
-from ldlt.certificates.form import bordered
-from ldlt.certificates.linear import Network
-from ldlt.certificates.proof import prove, prove_gram, prove_smallest
-from ldlt.certificates.region import Region
-from ldlt.certificates.sectors import Slopes
+from ldlt.certificates.proof import Prover, bordered
+from ldlt.certificates.settle import settle, settle_gram
 from ldlt.graph import Activation, Graph, Input, Ref, Wire
 from ldlt.graph.trace import trace
 from random_graphs import RandomGraph, randomise
@@ -125,27 +109,10 @@ def test_upper_bound_of_a_product(a, b):
     assert all(f >= t for f, t in zip(exact(found).reshape(-1), truth.reshape(-1), strict=True))
 
 
-def test_exact_results_stay_exact():
-    w = np.random.default_rng(0).standard_normal((4, 4))
-    assert (Ball.exact(w) @ Ball.eye(4)).rad is None
-    assert (Ball.eye(4) @ Ball.exact(w)).rad is None
-    assert (Ball.exact(w) * Ball.exact(0.5)).rad is None
-    assert (Ball.exact(w) + Ball.exact(w)).rad is None
-    assert (Ball.exact(w) @ Ball.exact(w)).rad is not None
-    assert (Ball.exact(np.zeros((2, 4))) @ Ball(w, np.ones((4, 4)))).radius.max() == 0
-
-
 @given(st.integers(1, 2**40))
 def test_gamma_is_an_upper_bound(n):
     truth = Fraction(n, 2**53) / (1 - Fraction(n, 2**53))
     assert truth <= Fraction(gamma(n)) <= truth * (1 + Fraction(1, 2**45))
-
-
-def test_between():
-    low, high = np.array([0.1, -1.0, 3.0]), np.array([0.3, 1e-9, 3.0])
-    ball = Ball.between(low, high)
-    for end in (low, high):
-        assert contains(ball, exact(end))
 
 
 def test_balls_against_arb():
@@ -260,6 +227,15 @@ def test_what_is_not_definite_has_a_reason(matrix):
 # ---------------------------------------------------------------------------------------------------------- proofs
 
 
+def prove_smallest(graph, module, multipliers, bound, **options):
+    return settle(Prover(graph, module), multipliers, bound, **options)
+
+
+def prove_gram(graph, module, multipliers, bound):
+    prover = Prover(graph, module)
+    return settle_gram(prover, prover.prove(multipliers, bound))
+
+
 def stored_form(net):
     stored = net.freeze()
     graph = trace(stored, net.input_shape)
@@ -290,6 +266,7 @@ def exact_inequality(graph, module, multipliers, bound):
     return q - y.T.dot(y), y
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 40))
 def test_proofs_against_rational_arithmetic(seed, dtype, bits):
     torch.manual_seed(seed)
@@ -323,11 +300,11 @@ def test_assembled_matrix_encloses_the_exact_one():
     assert ball.rad.max() < 1e-14
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("head", ["joint", "orthogonal", "rows"])
 @pytest.mark.parametrize("contraction", ["cholesky", "symmetric", "cayley"])
 @pytest.mark.parametrize("build", [ldlt.nn.FeedForward, ldlt.nn.Residual])
-def test_networks_built_here_are_proven(build, contraction, head, dtype):
+def test_networks_built_here_are_proven(build, contraction, head):
+    dtype = torch.float64 if contraction == "symmetric" else torch.float32
     net = build(8, [32] * 3, 3, bound=1.3, contraction=contraction, head=head, dtype=dtype)
     stored, graph, multipliers = stored_form(net)
     found = prove_smallest(graph, stored, multipliers, net.bound)
@@ -337,9 +314,9 @@ def test_networks_built_here_are_proven(build, contraction, head, dtype):
     assert not prove(graph, stored, multipliers, 0.5 * net.bound).holds
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(24))
-def test_random_graphs_are_proven(seed, dtype):
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs_are_proven(seed):
+    dtype = (torch.float32, torch.float64)[seed % 2]
     module = RandomGraph(seed).to(dtype)
     head = ("joint", "orthogonal", "rows")[seed % 3]
     contraction = ("cholesky", "symmetric", "cayley")[seed // 3 % 3]
@@ -349,15 +326,6 @@ def test_random_graphs_are_proven(seed, dtype):
     found = prove_smallest(graph, stored, multipliers, net.bound)
     assert found.holds, found.reason
     assert found.bound <= net.bound * (1 + (1e-5 if dtype == torch.float32 else 1e-9))
-
-
-def test_wide_and_deep():
-    net = ldlt.nn.Residual(64, [64] * 4, 10, head="orthogonal")
-    randomise(net, 3)
-    stored, graph, multipliers = stored_form(net)
-    found = prove_smallest(graph, stored, multipliers, net.bound)
-    assert found.holds
-    assert found.bound <= 1 + 1e-6
 
 
 def test_a_linear_network_is_proven_at_its_norm():
@@ -625,483 +593,3 @@ def test_what_does_and_does_not_change_the_fingerprint():
     other = copy.deepcopy(base).float()
     other.register_buffer("unused", torch.zeros(1))
     assert print_of(other) != first
-
-
-# ---------------------------------------------------------------------------------------------------- certificates
-
-
-@pytest.fixture(scope="module")
-def certified():
-    torch.manual_seed(0)
-    net = ldlt.nn.Residual(4, [8, 6], 3, bound=1.2, head="orthogonal")
-    stored, certificate = freeze_certified(net)
-    return net, stored, certificate
-
-
-@pytest.fixture
-def file(certified, tmp_path):
-    path = tmp_path / "net.json"
-    certified[2].save(path)
-    return path
-
-
-def test_round_trip(certified, file):
-    net, stored, made = certified
-    assert made.is_certified
-    assert made.rigorous
-    assert made.bound <= 1.2 * (1 + 1e-6)
-    read = Certificate.load(file)
-    for f in dataclasses.fields(Certificate):
-        old, new = getattr(made, f.name), getattr(read, f.name)
-        if f.name == "multipliers":
-            assert list(old) == list(new)
-            assert all(torch.equal(old[n], new[n]) for n in old)
-        elif f.name == "gram":
-            assert torch.equal(old, new)
-        else:
-            assert old == new
-    found = verify(file, stored)
-    assert found.bound == made.bound
-    assert found.is_certified
-    assert verify(made, stored).bound == made.bound
-    assert os.listdir(file.parent) == [file.name]  # nothing temporary is left
-
-
-def test_pair_bounds(certified):
-    net, stored, certificate = certified
-    pairs, own = certificate.pair_bounds(), net.pair_bounds()
-    away = ~torch.eye(3, dtype=torch.bool)
-    assert torch.allclose(pairs[away], own[away], rtol=1e-4)
-    assert bool((pairs.diagonal() == 0).all())
-    assert bool((pairs <= math.sqrt(2) * certificate.bound * (1 + 1e-15)).all())
-    assert torch.allclose(certificate.output_bounds(), net.output_bounds(), rtol=1e-4)
-    without = dataclasses.replace(certificate, gram=None)
-    assert bool((without.pair_bounds() >= pairs).all())
-    nothing = dataclasses.replace(certificate, status="not certified", bound=math.inf, gram=None)
-    assert bool(torch.isinf(nothing.pair_bounds()[away]).all())
-    logits = stored(torch.randn(5, 4)).detach()
-    assert bool((ldlt.certified_radius(logits, nothing.pair_bounds()) == 0).all())
-
-
-@pytest.mark.parametrize("head", ["joint", "orthogonal", "rows"])
-def test_pair_bounds_hold_on_samples(head):
-    net = ldlt.nn.FeedForward(3, [16], 4, head=head, dtype=torch.float64)
-    randomise(net, 1)
-    stored, certificate = freeze_certified(net)
-    assert certificate.is_certified
-    x = torch.randn(500, 3, dtype=torch.float64)
-    d = 1e-3 * torch.randn(500, 3, dtype=torch.float64)
-    change = (stored(x + d) - stored(x)).detach()
-    slopes = (change[:, :, None] - change[:, None]).abs() / d.norm(dim=1)[:, None, None]
-    assert bool((slopes.amax(0) <= certificate.pair_bounds() + 1e-12).all())
-    assert bool((certificate.pair_bounds() <= net.pair_bounds() * (1 + 1e-9) + 1e-7).all())
-
-
-def test_scaled_outputs_and_other_graphs():
-    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3), nn.GELU())
-    net = ldlt.Lipschitz(module, 2.0, input_shape=4, output="scale")
-    stored, certificate = freeze_certified(net)
-    assert certificate.is_certified, certificate.reason
-    assert verify(certificate, stored).bound <= 2.0 * (1 + 1e-5)
-
-
-def test_not_certified_is_said_and_not_verified(tmp_path):
-    net = ldlt.nn.FeedForward(4, [6], 2, head="orthogonal")
-    stored, graph, multipliers = stored_form(net)
-    certificate = issue(stored, (4,), multipliers, 0.1)
-    assert not certificate.is_certified
-    assert not certificate.rigorous
-    assert certificate.reason
-    assert math.isinf(certificate.bound)
-    certificate.save(tmp_path / "no.json")
-    assert not Certificate.load(tmp_path / "no.json").is_certified
-    with pytest.raises(CertificateError, match="does not certify"):
-        verify(tmp_path / "no.json", stored)
-
-
-def test_error_classes():
-    assert issubclass(CertificateError, ldlt.LdltError)
-    assert issubclass(CertificateError, ValueError)
-
-
-def test_every_changed_weight_is_noticed(certified, file):
-    _, stored, _ = certified
-    for name, p in stored.named_parameters():
-        for index in range(p.numel()):
-            model = copy.deepcopy(stored)
-            raw = model.get_parameter(name).detach().view(-1).view(torch.int32)
-            raw[index] ^= 1
-            with pytest.raises(CertificateError, match="another network"):
-                verify(Certificate.load(file) if index else file, model)
-            if index > 2:
-                break
-
-
-def test_other_models_are_refused(certified, file):
-    net, stored, _ = certified
-    with pytest.raises(CertificateError, match="freeze"):
-        verify(file, net)
-    with pytest.raises(CertificateError, match="fit"):
-        verify(file, nn.Sequential(nn.Linear(5, 3)))
-    with pytest.raises(CertificateError, match="fit"):
-        verify(file, nn.LogSoftmax(1))
-    with pytest.raises(CertificateError, match="another network"):
-        verify(file, copy.deepcopy(stored).double())
-    with pytest.raises(CertificateError, match="another network"):
-        verify(file, nn.Sequential(nn.Linear(4, 3)))
-    for odd in (None, 3, "model"):
-        with pytest.raises(CertificateError, match="torch"):
-            verify(file, odd)
-
-
-def resign(path, change):
-    """Change a statement and make the checksum right again: what a forger would do."""
-    statement = json.loads(path.read_text())["statement"]
-    change(statement)
-    storage.write(path, statement)
-
-
-def hexed(factor):
-    return lambda text: (float.fromhex(text) * factor).hex()
-
-
-def scaled_array(factor):
-    def change(data):
-        values = np.frombuffer(base64.b64decode(data["float64"]), "<f8") * factor
-        return storage.array(torch.from_numpy(values).reshape(data["shape"]))
-
-    return change
-
-
-def _each(change):
-    return lambda items: {n: change(v) for n, v in items.items()}
-
-
-FORGERIES = {
-    "smaller bound": ("bound", hexed(0.999)),
-    "slightly smaller bound": ("bound", hexed(1 - 1e-7)),
-    "negative bound": ("bound", hexed(-1)),
-    "bound zero": ("bound", lambda _: "0x0.0p+0"),
-    "bound nan": ("bound", lambda _: "nan"),
-    "bound infinite": ("bound", lambda _: "inf"),
-    "bound as number": ("bound", lambda _: 1),
-    "bound as truth": ("bound", lambda _: True),
-    "bound in decimal": ("bound", lambda _: "1.2"),
-    "status": ("status", lambda _: "not certified"),
-    "unknown status": ("status", lambda _: "proven"),
-    "rigorous as number": ("rigorous", lambda _: 1),
-    "multipliers scaled": ("multipliers", _each(scaled_array(1.01))),
-    "multipliers smaller": ("multipliers", _each(scaled_array(0.99))),
-    "multipliers negative": ("multipliers", _each(scaled_array(-1.0))),
-    "multipliers nan": ("multipliers", _each(scaled_array(math.nan))),
-    "multipliers infinite": ("multipliers", _each(scaled_array(math.inf))),
-    "multipliers zero": ("multipliers", _each(scaled_array(0.0))),
-    "multipliers missing": ("multipliers", lambda m: dict(list(m.items())[1:])),
-    "multipliers renamed": ("multipliers", lambda m: {n + "x": v for n, v in m.items()}),
-    "multipliers added": ("multipliers", lambda m: {**m, "more": next(iter(m.values()))}),
-    "multipliers swapped": ("multipliers", lambda m: dict(zip(m, reversed(m.values()), strict=True))),
-    "multipliers list": ("multipliers", lambda m: list(m.values())),
-    "pair constants smaller": ("gram", scaled_array(1 - 1e-6)),
-    "pair constants nan": ("gram", scaled_array(math.nan)),
-    "pair constants infinite": ("gram", scaled_array(math.inf)),
-    "pair constants shape": ("gram", lambda g: {**g, "shape": [9]}),
-    "outputs": ("outputs", lambda _: 4),
-    "outputs as truth": ("outputs", lambda _: True),
-    "outputs huge": ("outputs", lambda _: 10**30),
-    "input shape": ("input_shape", lambda _: [5]),
-    "input shape empty": ("input_shape", lambda _: []),
-    "input shape more": ("input_shape", lambda _: [4, 1]),
-    "input shape huge": ("input_shape", lambda _: [2**40, 2**40]),
-    "input shape zero": ("input_shape", lambda _: [0]),
-    "input shape truth": ("input_shape", lambda _: [True]),
-    "fingerprint": ("fingerprint", lambda f: f[::-1]),
-    "fingerprint short": ("fingerprint", lambda f: f[1:]),
-    "region": (
-        "region",
-        lambda _: {"kind": "ball", "center": storage.array(torch.zeros(5)), "radius": storage.array(torch.ones(()))},
-    ),
-    "region odd": ("region", lambda _: {"kind": "all"}),
-    "region text": ("region", lambda _: "everything"),
-    "residual text": ("residual", lambda _: "large"),
-    "versions": ("versions", lambda _: {"ldlt": 1}),
-    "created": ("created", lambda _: "yesterday"),
-    "created without zone": ("created", lambda _: "2026-01-01T00:00:00"),
-    "method long": ("method", lambda _: "x" * 10_000),
-    "method control": ("method", lambda _: "\x1b[2J"),
-    "method null": ("method", lambda _: None),
-}
-
-
-@pytest.mark.parametrize("forgery", FORGERIES)
-def test_forgeries_with_a_right_checksum(certified, file, forgery):
-    name, change = FORGERIES[forgery]
-    resign(file, lambda s: s.__setitem__(name, change(s[name])))
-    with pytest.raises(CertificateError):
-        verify(file, certified[1])
-
-
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Certificate)])
-def test_every_field_is_covered_by_the_checksum(certified, file, name):
-    whole = json.loads(file.read_text())
-    changed = {
-        "versions": {"ldlt": "9"},
-        "reason": "none",
-        "method": "magic",
-        "rigorous": False,
-        "created": "2020-01-01T00:00:00+00:00",
-        "residual": "0x1.0p+0",
-    }.get(name, "other")
-    assert whole["statement"][name] != changed
-    whole["statement"][name] = changed
-    file.write_text(json.dumps(whole))
-    with pytest.raises(CertificateError, match="checksum"):
-        verify(file, certified[1])
-    del whole["statement"][name]
-    file.write_text(json.dumps(whole))
-    with pytest.raises(CertificateError):
-        Certificate.load(file)
-    whole["checksum"] = storage._checksum(whole["statement"])
-    file.write_text(json.dumps(whole))
-    with pytest.raises(CertificateError, match=name):
-        Certificate.load(file)
-
-
-def test_what_cannot_be_proven_again_is_replaced(certified, file):
-    """Rigour and residual are computed anew; a true but weaker statement stays true."""
-    resign(file, lambda s: s.update(rigorous=False, residual=(0.5).hex()))
-    found = verify(file, certified[1])
-    assert found.rigorous
-    assert found.residual == pytest.approx(certified[2].residual, abs=1e-12)
-
-
-def test_rigour_that_cannot_be_proven(certified):
-    _, stored, made = certified
-    below = dataclasses.replace(made, bound=made.bound * (1 - 1e-3), rigorous=True)
-    for stated in (below, dataclasses.replace(below, gram=None)):
-        with pytest.raises(CertificateError, match="cannot be proven"):
-            verify(stated, stored)
-
-
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Certificate)])
-@pytest.mark.parametrize("value", [None, 3, "text", math.nan, object(), [1], {"a": 1}])
-def test_objects_with_odd_fields(certified, field, value):
-    _, stored, made = certified
-    valid = [("reason", "text"), ("method", "text"), ("gram", None), ("region", None), ("bound", 3), ("outputs", 3)]
-    if (field, value) in valid or (field == "residual" and isinstance(value, int | float)):
-        return  # a true statement, or one that is computed anew
-    with pytest.raises(CertificateError):
-        verify(dataclasses.replace(made, **{field: value}), stored)
-
-
-def test_truncated_files(certified, file):
-    data = file.read_bytes()
-    for end in sorted({0, 1, 2, len(data) - 3, *range(0, len(data) - 3, 97)}):
-        file.write_bytes(data[:end])
-        with pytest.raises(CertificateError):
-            verify(file, certified[1])
-
-
-def test_flipped_bytes(certified, file):
-    data = file.read_bytes()
-    for place in range(0, len(data) - 1, 61):
-        changed = bytearray(data)
-        changed[place] ^= 1
-        file.write_bytes(bytes(changed))
-        try:
-            same = _encode(Certificate.load(file)) == json.loads(data)["statement"]
-        except CertificateError:
-            continue
-        assert same  # only the white space between members may be another one
-
-
-@given(st.binary(max_size=300))
-def test_random_bytes(data):
-    with pytest.raises(CertificateError):
-        storage.parse(data)
-
-
-leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8))
-trees = st.recursive(
-    leaves, lambda c: st.one_of(st.lists(c, max_size=4), st.dictionaries(st.text(max_size=8), c, max_size=4))
-)
-
-
-@given(trees, st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(Certificate)]), trees))
-def test_random_documents(tree, fields):
-    for whole in (
-        tree,
-        {"format": storage.FORMAT, "schema": 1, "statement": tree, "checksum": "0"},
-    ):
-        with pytest.raises(CertificateError):
-            storage.parse(json.dumps(whole).encode())
-    statement = {**_encode(_BASE), **fields}
-    try:
-        data = json.dumps(
-            {"format": storage.FORMAT, "schema": 1, "statement": statement, "checksum": storage._checksum(statement)}
-        ).encode()
-    except CertificateError:
-        return  # NaN has no canonical form
-    try:
-        found = _decode(storage.parse(data))
-    except CertificateError:
-        return
-    assert isinstance(found, Certificate)
-
-
-_BASE = Certificate(
-    bound=1.0,
-    status="certified",
-    reason="",
-    method="test",
-    multipliers={"a": torch.ones(2, dtype=torch.float64)},
-    rigorous=True,
-    residual=0.0,
-    input_shape=(2,),
-    outputs=2,
-    fingerprint="0" * 64,
-)
-
-HOSTILE = {
-    "nothing": b"",
-    "null": b"null",
-    "list": b"[]",
-    "number": b"1",
-    "nested lists": b"[" * 200_000,
-    "nested objects": b'{"a":' * 200_000,
-    "closed nesting": b"[" * 50_000 + b"]" * 50_000,
-    "nan": b'{"format": NaN}',
-    "infinity": b'{"format": -Infinity}',
-    "float": b'{"format": 1.5}',
-    "huge integer": b'{"schema": ' + b"9" * 10_000 + b"}",
-    "huge exponent": b'{"schema": 1e999999}',
-    "repeated": b'{"format": "ldlt certificate", "format": "ldlt certificate"}',
-    "not ascii": '{"format": "é"}'.encode(),
-    "utf-16": '{"format": 1}'.encode("utf-16"),
-    "escape": b'{"format": "\\ud800"}',
-    "zero bytes": bytes(1000),
-    "pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.",
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files(certified, tmp_path, name):
-    path = tmp_path / "hostile.json"
-    path.write_bytes(HOSTILE[name])
-    start = time.perf_counter()
-    with pytest.raises(CertificateError):
-        verify(path, certified[1])
-    assert time.perf_counter() - start < 5
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        {"shape": [2**60], "float64": "AAAA"},
-        {"shape": [2**22], "float64": "AAAA"},
-        {"shape": [2**11, 2**11, 2**11], "float64": "AAAA"},
-        {"shape": [1] * 100, "float64": "AAAAAAAAAAA="},
-        {"shape": [-1], "float64": ""},
-        {"shape": [0], "float64": ""},
-        {"shape": [True], "float64": "AAAAAAAA8D8="},
-        {"shape": [1.0], "float64": "AAAAAAAA8D8="},
-        {"shape": [1], "float64": "AAAAAAAA8D8"},
-        {"shape": [1], "float64": "AAAAAAAA8D9="},
-        {"shape": [1], "float64": "AAAA\nAAAA8D8"},
-        {"shape": [1], "float64": "éAAAAAAA8D8="},
-        {"shape": [1], "float64": 3},
-        {"shape": "1", "float64": "AAAAAAAA8D8="},
-        {"shape": [1], "float64": "AAAAAAAA8D8=", "more": 1},
-        {"shape": [1]},
-        [1.0],
-        None,
-    ],
-)
-def test_hostile_arrays(array):
-    with pytest.raises(CertificateError):
-        reader = storage.Reader({"multipliers": {"a": array}}, "the test")
-        reader.part("multipliers").array("a")
-    good = storage.Reader({"a": {"shape": [1], "float64": "AAAAAAAA8D8="}}, "the test")
-    assert good.array("a").tolist() == [1.0]
-
-
-def test_other_versions_and_formats(certified, file):
-    whole = json.loads(file.read_text())
-    for name, value, match in (
-        ("schema", 2, "schema version 2"),
-        ("schema", True, "schema"),
-        ("schema", "1", "schema"),
-        ("format", "onnx", "format"),
-        ("checksum", 0, "checksum"),
-        ("extra", 0, "extra"),
-    ):
-        file.write_text(json.dumps({**whole, name: value}))
-        with pytest.raises(CertificateError, match=match):
-            verify(file, certified[1])
-
-
-def test_repeated_members(certified, file):
-    text = file.read_text()
-    file.write_text(text.replace('"schema": 1', '"schema": 1, "schema": 1'))
-    with pytest.raises(CertificateError, match="repeated"):
-        verify(file, certified[1])
-
-
-def test_files_that_are_no_files(certified, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with open(tmp_path / "large", "wb") as file:
-        file.truncate(storage.LARGEST_FILE + 1)
-    for path in (tmp_path, tmp_path / "missing", tmp_path / "pipe", tmp_path / "large", "\0"):
-        with pytest.raises(CertificateError):
-            verify(path, certified[1])
-
-
-def test_a_failed_write_leaves_the_old_file(certified, file, monkeypatch):
-    before = file.read_bytes()
-
-    def broken(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(storage.os, "fsync", broken)
-    with pytest.raises(OSError, match="disk full"):
-        certified[2].save(file)
-    assert file.read_bytes() == before
-    assert os.listdir(file.parent) == [file.name]
-
-
-def test_local_certificates_are_proven_again(tmp_path):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3))
-    x = torch.randn(4)
-    local = ldlt.certify(net, 4, region=Region("ball", x, torch.tensor(0.1)))
-    assert local.bound < 0.9 * ldlt.certify(net, 4).bound
-    assert bool((local.pair_bounds() <= 1.4143 * local.bound).all())
-    local.save(tmp_path / "local.json")
-    again = verify(tmp_path / "local.json", net)
-    assert (again.bound, again.rigorous) == (local.bound, False)
-    assert torch.equal(again.pair_bounds(), local.pair_bounds())
-    for region in (None, Region("ball", x, torch.tensor(1.0)), Region("ball", x + 1, torch.tensor(0.1))):
-        with pytest.raises(CertificateError, match="cannot be proven"):
-            verify(dataclasses.replace(local, region=region), net)
-    with pytest.raises(CertificateError, match="region does not fit"):
-        verify(dataclasses.replace(local, region=Region("ball", torch.zeros(5), torch.tensor(0.1))), net)
-
-
-def test_regions(certified, tmp_path):
-    made = certified[2]
-    for region in (
-        Region("ball", torch.zeros(4), torch.tensor(0.5)),
-        Region("box", torch.zeros(4), torch.full((4,), 0.5)),
-    ):
-        local = dataclasses.replace(made, region=region)
-        local.save(tmp_path / "local.json")
-        read = Certificate.load(tmp_path / "local.json").region
-        assert read.kind == region.kind
-        assert torch.equal(read.center, region.center.double())
-    for odd in (
-        lambda: Region("cube", torch.zeros(2), torch.ones(2)),
-        lambda: Region("ball", torch.zeros(2), torch.ones(2)),
-        lambda: Region("box", torch.zeros(2), torch.tensor([1.0, -1.0])),
-        lambda: Region("box", torch.zeros(2), torch.tensor([1.0, math.nan])),
-    ):
-        with pytest.raises(ldlt.LdltError):
-            odd()

@@ -157,12 +157,11 @@ def compare(model, x, truth):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_random_graphs(dtype):
     ratios = []
-    for seed in range(12):
+    for seed in range(6):
         torch.manual_seed(seed)
         model = RandomGraph(seed).to(dtype).eval()
         x = torch.randn(3, model.width_in, dtype=dtype) * 2
         ratios += compare(model, x, [run(model, [arb(v) for v in row]) for row in x.tolist()])[1]
-    print(f"{dtype}: median {np.median(ratios):.3g}, largest {max(ratios):.3g}")
     assert np.median(ratios) < (1.01 if dtype is torch.float32 else 100)
 
 

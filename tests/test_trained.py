@@ -30,7 +30,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).detach().abs().max())
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.sampled_from(["chain", "residual"]), st.sampled_from(ACTIVATIONS), st.integers(0, 1000))
 def test_starts_at_the_given_weights(kind, activation, seed):
     plain = network(kind, activation, torch.float64, seed)
@@ -44,8 +44,7 @@ def test_starts_at_the_given_weights(kind, activation, seed):
     assert all(torch.equal(before[n], p) for n, p in plain.state_dict().items())  # the given model is not touched
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("kind", ["chain", "residual"])
+@pytest.mark.parametrize(("kind", "activation"), [("chain", nn.ReLU), ("chain", nn.GELU), ("residual", nn.LeakyReLU)])
 def test_float32(kind, activation):
     """The free parameters are rounded once; the outputs of the frozen network differ by that and by their own noise."""
     plain = network(kind, activation, torch.float32, 3)
@@ -154,7 +153,7 @@ def test_refusals():
     assert ldlt.Lipschitz.from_trained(First(), input_shape=(3, 6)).input_shape == (3, 6)
     with pytest.raises(ldlt.InfeasibleError, match="given map"):
         ldlt.Lipschitz.from_trained(nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
-    other = ldlt.certify(plain, 5, method="product")
+    other = ldlt.certify(plain, 5, region=ldlt.Region("ball", torch.zeros(5), torch.tensor(0.1)))
     with pytest.raises(ldlt.InfeasibleError, match="multipliers"):
         ldlt.Lipschitz.from_trained(plain, certificate=other)
     trained = ldlt.nn.FeedForward(3, [4], 2, train_bound=True)

@@ -204,7 +204,7 @@ _POSITIVE, _LEAST_0 = _number(check.positive), _number(check.finite, least=0.0)
 _SHARE = _number(check.finite, least=0.0, below=1.0)
 
 Task = Literal["classification", "regression"]
-Method = Literal["optimal", "sdp", "eclipse", "product"]
+Method = Literal["optimal", "product"]
 Data = Annotated[Path, _file("CSV file with a header, plain or compressed (.gz, .bz2, .xz).")]
 Separator = Annotated[str, _opt("Between columns; \\t is a tab.", _character)]
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome for machines.")]

@@ -15,7 +15,7 @@ carried along as follows, with ``u = 2^-53`` and ``τ`` for underflow.
 * Affine maps: :math:`d ← |W|d + γ_n|W||\tilde x| + 2nτ`, :math:`γ_n = nu/(1 - nu)`, in any order of summation, with or
   without fused multiply-add (Higham, *Accuracy and Stability of Numerical Algorithms*, 2002, section 3.1); the error of
   adding the bias is computed exactly (Knuth's two-sum).
-* Sums, multiples, means, products with constants: likewise, by the rules of :mod:`ldlt.certificates.linear`.
+* Sums, multiples, means, products with constants: likewise, by the rules of :mod:`ldlt.certificates.enclose`.
 * Elementwise activations: :math:`d ← \max(|m|, |L|)\,d` plus the rounding of ``σ`` at :math:`\tilde v`; for a monotone
   ``σ`` no more than what the images of :math:`\tilde v ± d` allow. Sorting passes on the largest ``d`` of a group.
 
@@ -47,9 +47,7 @@ from torch import Tensor, nn
 from ldlt import activations
 from ldlt.certificates.ball import TINY, UNIT, Ball, add_up, arithmetic_is_ieee, divide_up, multiply_up, product_up
 from ldlt.certificates.definite import is_semidefinite
-from ldlt.certificates.enclosed import precisions, readings
-from ldlt.certificates.linear import Maps
-from ldlt.certificates.sectors import Slopes
+from ldlt.certificates.enclose import Maps, Slopes, precisions, readings
 from ldlt.engine.network import Lipschitz
 from ldlt.errors import GraphError, OptionError, ShapeError
 from ldlt.evaluation import evaluating

@@ -1,16 +1,18 @@
 """Certificates: bounds of given networks, proofs that survive rounding, files that others can check.
 
-From a network to a certificate: :mod:`problem` (the matrix inequality by blocks), :mod:`optimise` (the best
-multipliers), :mod:`proof` (that they hold for the stored weights, rounding included), :mod:`certificate` (the
-statement, its file and its verification).
+From a network to a certificate: :mod:`problem` (the matrix inequality by blocks), :mod:`solve` and :mod:`large` (the
+best multipliers, on the one elimination of :mod:`covariance`), :mod:`settle` (numbers near them that can be proven),
+:mod:`certifier` (all of it in one call). What a verdict rests on knows none of these: :mod:`ball`, :mod:`enclose`,
+:mod:`definite`, :mod:`proof` (that the inequality holds for the stored weights, rounding included), :mod:`local`
+(slopes in a region), :mod:`fingerprint` and :mod:`certificate` (the statement, its file and its verification).
 """
 
-from ldlt.certificates.certificate import Certificate, freeze_certified, issue, verify
-from ldlt.certificates.certifier import METHODS, certify
-from ldlt.certificates.optimise import Solution, minimise
+from ldlt.certificates.certificate import Certificate, verify
+from ldlt.certificates.certifier import METHODS, certify, freeze_certified, issue, issue_built
+from ldlt.certificates.local import Region
 from ldlt.certificates.problem import Problem
-from ldlt.certificates.proof import Proof, prove, prove_smallest
-from ldlt.certificates.region import Region
+from ldlt.certificates.proof import Proof, prove
+from ldlt.certificates.solve import Solution, Step, minimise
 
 __all__ = [
     "METHODS",
@@ -19,11 +21,12 @@ __all__ = [
     "Proof",
     "Region",
     "Solution",
+    "Step",
     "certify",
     "freeze_certified",
     "issue",
+    "issue_built",
     "minimise",
     "prove",
-    "prove_smallest",
     "verify",
 ]

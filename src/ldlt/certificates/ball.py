@@ -159,7 +159,8 @@ class Ball:
     @property
     def magnitude(self) -> Array:
         """Upper bound of ``|A|``."""
-        return np.abs(self.mid) if self.rad is None else add_up(np.abs(self.mid), self.rad)
+        size: Array = np.abs(self.mid)
+        return size if self.rad is None else np.where(self.rad == 0, size, add_up(size, self.rad))
 
     @property
     def T(self) -> Ball:
@@ -176,7 +177,8 @@ class Ball:
         mid, error = _two_sum(self.mid, other.mid)
         if self.rad is None and other.rad is None and not error.any():
             return Ball(mid)
-        return Ball(mid, add_up(np.abs(error), self.radius, other.radius))
+        rad = add_up(np.abs(error), self.radius, other.radius)
+        return Ball(mid, np.where((error == 0) & (self.radius == 0) & (other.radius == 0), 0.0, rad))
 
     def __sub__(self, other: Ball) -> Ball:
         return self + (-other)
@@ -194,7 +196,8 @@ class Ball:
             rad = add_up(rad, multiply_up(self.rad, other.magnitude))
         if other.rad is not None:
             rad = add_up(rad, multiply_up(np.abs(self.mid), other.rad))
-        return Ball(mid, rad)
+        nothing = (self.magnitude == 0) | (other.magnitude == 0)  # zero times a number is exact
+        return Ball(mid, np.where(nothing, 0.0, rad))
 
     def __matmul__(self, other: Ball) -> Ball:
         r"""Product of matrices, (m, n) and (n, k).
@@ -217,8 +220,9 @@ class Ball:
         if self.rad is not None:
             rad = add_up(rad, product_up(self.rad, other.magnitude))
         # Sums of zeros only are exact.
-        rad[~self.magnitude.any(1)] = 0.0
-        rad[:, ~other.magnitude.any(0)] = 0.0
+        inside = self.magnitude.any(0) & other.magnitude.any(1)
+        rad[~self.magnitude[:, inside].any(1)] = 0.0
+        rad[:, ~other.magnitude[inside].any(0)] = 0.0
         return Ball(mid, rad)
 
     def is_finite(self) -> bool:

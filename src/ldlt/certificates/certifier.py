@@ -1,41 +1,46 @@
-"""One call from a network to its certificate."""
+"""One call from a network to its certificate: search, then proof, then the statement of what was proven.
+
+The search only proposes. Multipliers and a bound go to :mod:`ldlt.certificates.settle`, which raises the bound by the
+smallest factor found that passes the proof, and what passed is what the certificate states.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ldlt.certificates.certificate import CERTIFIED, NOT_CERTIFIED, Certificate, freeze_certified, issue_for
+from ldlt.certificates.certificate import CERTIFIED, NOT_CERTIFIED, Certificate, require_plain, residual_of
 from ldlt.certificates.fingerprint import fingerprint, traced
-from ldlt.certificates.layered import layer_norms
-from ldlt.certificates.layerwise import eclipse, product
-from ldlt.certificates.local import local_problem
-from ldlt.certificates.optimise import SMALLEST, TOLERANCE, Solution, Step, bound_of, minimise
+from ldlt.certificates.local import Region, ranges
+from ldlt.certificates.norms import layer_norms
 from ldlt.certificates.problem import Problem
-from ldlt.certificates.proof import LARGEST
-from ldlt.certificates.region import Region
-from ldlt.certificates.sdp import solve_sdp
+from ldlt.certificates.proof import LARGEST, Proof, Prover
+from ldlt.certificates.settle import settle, settle_gram
+from ldlt.certificates.solve import SMALLEST, TOLERANCE, Solution, Step, minimise, product
 from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError
-from ldlt.files.read import read_onnx
 from ldlt.graph import Convolution, Graph, Wire
 from ldlt.graph.operations import TABLE
 
-__all__ = ["METHODS", "certify"]
+__all__ = ["METHODS", "TOLERANCE", "Step", "certify", "freeze_certified", "issue", "issue_built"]
 
-METHODS = ("optimal", "sdp", "eclipse", "product")
-"""``optimal``: the best multipliers, by the package's own methods. ``sdp``: the same by cvxpy. ``eclipse``: ECLipsE's
-multipliers, for chains. ``product``: norms multiplied along the graph, without multipliers."""
+METHODS = ("optimal", "product")
+"""``optimal``: the best multipliers. ``product``: norms multiplied along the graph, for comparison."""
 
 LARGEST_MATRICES = 40_000_000
 """Entries of the matrices of all convolutions and other given maps together, above which norms of layers stand in."""
 
-_REPLACEABLE = ("optimal", "product")  # methods for which norms of single layers may stand in
+_MOST_OUTPUTS = 512  # for which constants of all pairs are stored
+_ROOM = 1e-9  # relative: a bound at which the inequality is singular cannot be proven
+_WORTH_AN_ESTIMATE = 1000  # size from which on a proof takes noticeable time
+
+Late = Callable[[], bool]
 
 
 def certify(
@@ -59,9 +64,10 @@ def certify(
         method: One of :data:`METHODS`.
         region: Bound the slope between any two points of a ball or box only. Such bounds account for rounding by
             margins, not by a proof.
-        time_limit: Seconds after which the search stops. The bound found so far is valid.
+        time_limit: Seconds. The search leaves as much of them to the proof as that is expected to take; the proof
+            itself is never cut short. The bound found so far is valid, and never above the product of norms.
         tolerance: Relative tolerance of the search.
-        progress: Called after every step of the search.
+        progress: Called after every step of the search. A ``KeyboardInterrupt`` ends it; the best so far is proven.
 
     Returns:
         A certificate; ``certificate.rigorous`` tells whether the bound was proven with all rounding errors. Where there
@@ -69,7 +75,7 @@ def certify(
 
     Raises:
         UnsupportedOpError: The network has an operation without a rule.
-        OptionError: An unknown method.
+        OptionError: An unknown method, or a time limit or tolerance that is none.
         ShapeError: The input's shape is missing or wrong.
 
     Example:
@@ -79,11 +85,17 @@ def certify(
         >>> found.status, found.rigorous, found.bound <= certify(net, 4, method="product").bound
         ('certified', True, True)
     """
+    begin = time.perf_counter()
     if method not in METHODS:
         raise OptionError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
     if region is not None and not isinstance(region, Region):
         raise OptionError(f"region must be a ldlt.Region, such as Region('ball', center, radius), not {region!r}")
+    for name, value in (("tolerance", tolerance), ("time_limit", 1.0 if time_limit is None else time_limit)):
+        if not (isinstance(value, int | float) and value >= 0 and (value > 0 or name == "time_limit")):
+            raise OptionError(f"{name} must be a {'positive number' if name == 'tolerance' else 'number of seconds'}")
     if not isinstance(model, nn.Module):
+        from ldlt.files.read import read_onnx  # noqa: PLC0415 (only for files)
+
         file = read_onnx(model, input_shape=None if input_shape is None else sample_shape(input_shape))
         model, input_shape = file.module, file.input_shape
     if isinstance(model, Lipschitz):
@@ -92,111 +104,183 @@ def certify(
         input_shape, model = tuple(model.input_shape), model.freeze()
     if input_shape is None:
         raise ShapeError("input_shape is needed: the shape of one input, without the batch dimension")
-    shape = sample_shape(input_shape)
-    graph = traced(model, shape)
+    graph = traced(model, sample_shape(input_shape))
     cause = _too_large(graph)
     if cause:
-        if region is not None or method not in _REPLACEABLE:
+        if region is not None:
             raise GraphError(cause)
-        bound = layer_norms(graph, model)
-        return _Subject.of(graph, model, None).unproven(bound, f"norms of single layers, because {cause}"[:200])
-    problem = Problem.build(graph, model) if region is None else local_problem(graph, model, region)
-    if method == "product":
-        return _Subject.of(graph, model, region).unproven(product(problem), "product of norms")
+        return _unproven(graph, model, layer_norms(graph, model), f"norms of single layers, because {cause}")
+    slopes = None if region is None else ranges(graph, model, region).slopes
+    problem = Problem.build(graph, model, slopes)
+    end = math.inf if time_limit is None else begin + time_limit
+
+    def late() -> bool:
+        return time.perf_counter() > end
+
+    left = None
+    if time_limit is not None:
+        left = max(0.0, end - _proof_seconds(sum(problem.sizes.values()) + problem.outputs) - time.perf_counter())
+    label = method if region is None else f"{method}, local"
     try:
-        solution = _solve(problem, method, time_limit, tolerance, progress)
+        if method == "product":
+            found = _product(problem)
+        else:
+            found = minimise(problem, time_limit=left, tolerance=tolerance, progress=progress)
     except InfeasibleError as error:
-        return _Subject.of(graph, model, region).refused(method, str(error))
-    if region is None:
-        found = issue_for(graph, model, solution.multipliers, solution.bound, method=method)
-        if found.is_certified or "is not known" not in found.reason:
-            return found
-        return _Subject.of(graph, model, None).unproven(solution.bound, f"{method}, unproven: {found.reason}"[:200])
-    found = issue_for(graph, model, solution.multipliers, solution.bound, method=f"{method}, local", region=region)
-    if found.is_certified:
-        return found
-    subject = _Subject.of(graph, model, region)
-    return subject.unproven(solution.bound, f"{method}, local, unproven", solution.multipliers)
+        return _certificate(graph, model, math.inf, label, reason=str(error), region=region)
+    prover = Prover(graph, model, slopes)
+    proof = settle(prover, found.multipliers, (1 + _ROOM) * found.bound, late=late)
+    if not proof.holds and not proof.unknown and method != "product":
+        plain = _product(problem)  # far from the boundary of what is feasible
+        second = settle(prover, plain.multipliers, (1 + _ROOM) * plain.bound, late=late)
+        proof = second if second.holds else proof
+    if proof.unknown or (region is not None and not proof.holds):
+        return _unproven(graph, model, found.bound, f"{label}, unproven: {proof.reason}", region, found.multipliers)
+    return _stated(prover, proof, label, region, pairs=not late())
+
+
+def issue(
+    model: nn.Module,
+    input_shape: Sequence[int],
+    multipliers: Mapping[str, Tensor],
+    bound: float,
+    *,
+    method: str = "given multipliers",
+    region: Region | None = None,
+    largest: float = 1 + 1e-3,
+    least: float = 1.0,
+    pairs: bool = True,
+) -> Certificate:
+    """A certificate of a stored network, from multipliers that somebody found.
+
+    Args:
+        model: The network, with plain weights.
+        input_shape: Shape of one input.
+        multipliers: ``Λ`` by activation node of the traced network.
+        bound: ℓ.
+        method: How the multipliers were found.
+        region: Bound slopes between points of this region only. The enclosures of the slopes there account for
+            rounding by margins, so the certificate is not rigorous; what follows from them is proven all the same.
+        largest: Largest factor by which ℓ may be raised so that the proof passes in spite of rounding.
+        least: Smallest factor on ℓ.
+        pairs: Whether to prove constants of output directions, too.
+
+    Returns:
+        A certificate that is rigorous unless it is about a region, or one with the status ``"not certified"`` and a
+        reason.
+    """
+    require_plain(model)
+    graph = traced(model, [int(n) for n in input_shape])
+    slopes = None if region is None else ranges(graph, model, region).slopes
+    prover = Prover(graph, model, slopes)
+    return _stated(prover, settle(prover, multipliers, bound, largest, least), method, region, pairs)
+
+
+def freeze_certified(net: Lipschitz) -> tuple[nn.Module, Certificate]:
+    """The stored form of a network built here, and its certificate with the network's own multipliers.
+
+    >>> import ldlt
+    >>> stored, certificate = freeze_certified(ldlt.nn.FeedForward(4, [8, 8], 3, bound=1.0))
+    >>> certificate.status, certificate.rigorous, certificate.bound < 1 + 1e-5
+    ('certified', True, True)
+    """
+    stored = net.freeze()
+    return stored, issue_built(net, stored)
+
+
+def issue_built(net: Lipschitz, stored: nn.Module) -> Certificate:
+    """The certificate of a stored form of a network built here, with the network's own multipliers."""
+    graph = traced(stored, net.input_shape)
+    names = [a.name for a in graph.activations]
+    # Wrapping the module for a gain renames its nodes; their order stays.
+    # Where single outputs have the declared bound, the inequality is scaled to that of the whole map.
+    scale = (net.bound / net.declared_bound) ** 2
+    multipliers = {n: scale * m.double() for n, m in zip(names, net.multipliers().values(), strict=True)}
+    prover = Prover(graph, stored)
+    return _stated(prover, settle(prover, multipliers, net.bound), "by construction", None, True)
+
+
+def _product(problem: Problem) -> Solution:
+    """The product of norms, with multipliers that prove it."""
+    if not problem.output or not problem.layers:
+        return minimise(problem)
+    bound, multipliers = product(problem)
+    if not (0 < bound**2 < math.inf and bool(((multipliers > 0) & multipliers.isfinite()).all())):
+        raise InfeasibleError("the product of norms overflows: weights or slopes are too large for float64")
+    return Solution(bound, problem.full(bound**2 * multipliers), 0.0, False, "closed form")
 
 
 def _too_large(graph: Graph) -> str:
-    """Why a network with convolutions or other given maps is too large for a proof; empty if it is not."""
+    """Why a network is too large for the inequality and its proof; empty if it is not."""
     maps = [n for n in graph.nodes if isinstance(n, Convolution) or (isinstance(n, Wire) and n.role == "linear")]
     diagonal = {TABLE[name].rule for name in ("mul", "div")}
     maps = [n for n in maps if not (isinstance(n, Wire) and TABLE[n.operation].rule in diagonal)]
     entries = sum(n.features * graph[p].features for n in maps for p in n.parents)
     if entries > LARGEST_MATRICES:
         return f"as matrices its convolutions have {entries:.2g} entries, more than {LARGEST_MATRICES:.2g}"
-    size = sum(n.features for n in (graph.input, *graph.activations))
-    if maps and size > LARGEST:
-        return f"with convolutions as matrices it has {size} inputs and neurons, more than {LARGEST}"
+    size = sum(n.features for n in (graph.input, *graph.activations, graph[graph.output]))
+    if size > LARGEST:
+        return f"as matrices it has {size} inputs, neurons and outputs, more than {LARGEST}"
     return ""
 
 
-def _solve(
-    problem: Problem,
+def _proof_seconds(size: int) -> float:
+    """About how long a proof takes here, constants of pairs included: some four cubes of the size."""
+    if size < _WORTH_AN_ESTIMATE:
+        return 0.0
+    probe = torch.ones(512, 512, dtype=torch.float64)
+    begin = time.perf_counter()
+    probe = probe @ probe
+    return (time.perf_counter() - begin) * 2 * (size / 512) ** 3
+
+
+def _stated(prover: Prover, proof: Proof, method: str, region: Region | None, pairs: bool) -> Certificate:
+    """What a proof says, with constants of output directions if there is a proof of them, too."""
+    graph, model = prover.graph, prover.module
+    if not proof.holds:
+        numbers = {"multipliers": proof.multipliers, "reason": proof.reason, "region": region}
+        return _certificate(graph, model, math.inf, method, **numbers)
+    gram = None
+    if pairs and 1 < graph[graph.output].features <= _MOST_OUTPUTS:
+        gram = settle_gram(prover, proof).gram
+    return _certificate(
+        graph,
+        model,
+        proof.bound,
+        method,
+        multipliers=proof.multipliers,
+        rigorous=region is None,
+        residual=residual_of(graph, model, proof.multipliers, proof.bound, prover.slopes),
+        region=region,
+        gram=gram,
+    )
+
+
+def _unproven(
+    graph: Graph,
+    model: nn.Module,
+    bound: float,
     method: str,
-    time_limit: float | None,
-    tolerance: float,
-    progress: Callable[[Step], object] | None,
-) -> Solution:
-    if method == "sdp":
-        return solve_sdp(problem)
-    if method == "eclipse" and problem.output:
-        try:
-            _, flat = eclipse(problem)
-        except (ArithmeticError, torch.linalg.LinAlgError) as error:
-            raise InfeasibleError(f"the numbers overflow: weights or slopes are too large ({error})") from error
-        multipliers = problem.full(flat)
-        return Solution(bound_of(problem, multipliers), multipliers, 0.0, False, "closed form")
-    return minimise(problem, time_limit=time_limit, tolerance=tolerance, progress=progress)
+    region: Region | None = None,
+    multipliers: dict[str, Tensor] | None = None,
+) -> Certificate:
+    """A bound in floating point, raised by what its computation may have lost, without a proof."""
+    bound = max(bound, SMALLEST) * (1 + _ROOM)
+    if not math.isfinite(bound):
+        reason = "the bound overflows: weights or slopes are too large"
+        return _certificate(graph, model, math.inf, method[:200], reason=reason, region=region)
+    return _certificate(graph, model, bound, method[:200], multipliers=multipliers or {}, region=region)
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """What a certificate without a proof is about.
-
-    Attributes:
-        input_shape: Shape of one input.
-        outputs: Number of outputs.
-        fingerprint: Of the network.
-        region: Where the bound holds; everywhere if None.
-    """
-
-    input_shape: tuple[int, ...]
-    outputs: int
-    fingerprint: str
-    region: Region | None = None
-
-    @classmethod
-    def of(cls, graph: Graph, model: nn.Module, region: Region | None) -> _Subject:
-        """A network that has a graph."""
-        return cls(graph.input.shape, graph[graph.output].features, fingerprint(graph, model), region)
-
-    def unproven(self, bound: float, method: str, multipliers: dict[str, torch.Tensor] | None = None) -> Certificate:
-        """A bound in floating point, raised by what its computation may have lost, without a proof."""
-        bound = max(bound, SMALLEST) * (1 + 1e-9)
-        if not math.isfinite(bound):
-            return self.refused(method, "the bound overflows: weights or slopes are too large")
-        return self._certificate(bound, CERTIFIED, "", method, multipliers or {})
-
-    def refused(self, method: str, reason: str) -> Certificate:
-        """A certificate of nothing, with the reason."""
-        return self._certificate(math.inf, NOT_CERTIFIED, reason, method, {})
-
-    def _certificate(
-        self, bound: float, status: str, reason: str, method: str, multipliers: dict[str, torch.Tensor]
-    ) -> Certificate:
-        return Certificate(
-            bound=bound,
-            status=status,
-            reason=reason,
-            method=method,
-            multipliers=multipliers,
-            rigorous=False,
-            residual=math.nan,
-            input_shape=self.input_shape,
-            outputs=self.outputs,
-            fingerprint=self.fingerprint,
-            region=self.region,
-        )
+def _certificate(graph: Graph, model: nn.Module, bound: float, method: str, **fields: Any) -> Certificate:
+    """A statement about a network; it certifies something if the bound is finite."""
+    defaults = {"reason": "", "multipliers": {}, "rigorous": False, "residual": math.nan}
+    return Certificate(
+        bound=bound,
+        status=CERTIFIED if math.isfinite(bound) else NOT_CERTIFIED,
+        method=method,
+        input_shape=graph.input.shape,
+        outputs=graph[graph.output].features,
+        fingerprint=fingerprint(graph, model),
+        **{**defaults, **fields},
+    )

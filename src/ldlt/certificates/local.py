@@ -13,11 +13,13 @@ where each activation adds ``w − w_0 = c(v − v_0) + e`` with the centre c an
 just found; for a group of entries that a softmax mixes, ``|e_i|`` is at most r times the norm of their deviations. A
 row of A contributes its l2 norm times the radius of a ball, or its absolute values times the half-widths of a box. For
 the first layer this is exact; deeper, linear dependencies between neurons are kept, and nothing but the radii is lost.
+Rounding is covered by margins, not by a proof: what rests on a region is not called rigorous.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,15 +27,100 @@ import torch
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.certificates.enclosed import doubles
-from ldlt.certificates.problem import Problem, global_slopes, push
-from ldlt.certificates.region import Region
-from ldlt.errors import ShapeError
-from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
+from ldlt.errors import OptionError, ShapeError
+from ldlt.graph import Activation, Affine, Constant, Graph, Input, Tensors, Wire, fold, lookup
 
-__all__ = ["Ranges", "local_problem", "ranges"]
+__all__ = ["KINDS", "Ranges", "Region", "Rows", "doubles", "global_slopes", "nonzero", "push", "ranges"]
+
+KINDS = ("ball", "box")
+
+Rows = dict[str, Tensor]
+"""A linear function of blocks: block -> (size of the block, *shape), the images of its unit vectors."""
 
 _ROUNDING = 1e-9  # relative: deviations are sums of at most some 1e5 products in float64
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    r"""All inputs with :math:`\|x - \text{center}\| \le \text{radius}`.
+
+    Attributes:
+        kind: ``"ball"``: the Euclidean norm, and a radius with one element. ``"box"``: entry by entry, with one
+            half-width per input.
+        center: Center, of the shape of an input.
+        radius: Radius or half-widths.
+    """
+
+    kind: str
+    center: Tensor
+    radius: Tensor
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise OptionError(f"the region must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        shape = torch.Size([]) if self.kind == "ball" else self.center.shape
+        if self.radius.shape != shape:
+            raise ShapeError(f"the radius of a {self.kind} must have shape {tuple(shape)}")
+        if not bool(self.center.isfinite().all() and self.radius.isfinite().all() and (self.radius >= 0).all()):
+            raise OptionError("center and radius of a region must be finite, and the radius not negative")
+
+
+# -- linear functions ------------------------------------------------------------------------------------------------
+
+
+def doubles(graph: Graph, module: nn.Module) -> Tensors:
+    """The tensors of a graph in float64 on the CPU, constants computed in it: for searches, without error bounds."""
+
+    def wide(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach().cpu()
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    def widened(constant: Constant) -> Constant:
+        kwargs = tuple(
+            (k, torch.float64 if v in (torch.float16, torch.bfloat16, torch.float32) else v) for k, v in constant.kwargs
+        )
+        value = None if constant.value is None else wide(constant.value)
+        return dataclasses.replace(constant, kwargs=kwargs, value=value)
+
+    constants = {path: widened(c) for path, c in graph.constants.items()}
+    return Graph(graph.nodes, graph.output, constants).tensors(lambda path: wide(lookup(module, path)))
+
+
+def global_slopes(node: Activation, module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Exact slope bounds ``(m, L)`` of an elementwise activation, (features,) each."""
+    activation = node.resolve(module)
+    if isinstance(activation, nn.PReLU):
+        activations.slope_bounds(activation)  # refuses what is not finite
+        weight = activation.weight.detach().double().cpu().reshape(-1, 1)
+        spread = weight.expand(-1, node.features // len(weight)).reshape(-1)
+        return spread.clamp(max=1.0), spread.clamp(min=1.0)
+    low, high = activations.slope_bounds(activation)
+    like = torch.ones(node.features, dtype=torch.float64)
+    return low * like, high * like
+
+
+def nonzero(rows: Rows) -> Rows:
+    """Without the blocks that are zero."""
+    return {b: r for b, r in rows.items() if r.numel() and any(float(end) != 0 for end in r.aminmax())}
+
+
+def push(node: Wire, tensors: Tensors, parents: Sequence[Rows], graph: Graph) -> Rows:
+    """Run a linear operation on the unit vectors of each block; parents without the block are zero there."""
+    run = node.linear(tensors)
+    found: Rows = {}
+    for b in dict.fromkeys(b for p in parents for b in p):
+        count = next(len(p[b]) for p in parents if b in p)
+        shapes = [graph[n].shape for n in node.parents]
+        found[b] = run(
+            *(
+                p[b] if b in p else torch.zeros(count, *s, dtype=torch.float64)
+                for p, s in zip(parents, shapes, strict=True)
+            )
+        )
+    return nonzero(found)
+
+
+# -- ranges ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +168,6 @@ def ranges(graph: Graph, module: nn.Module, region: Region) -> Ranges:
     with torch.no_grad():
         fold(graph, forms)
     return forms.found
-
-
-def local_problem(graph: Graph, module: nn.Module, region: Region) -> Problem:
-    """The problem whose bound holds for all pairs of points in the region."""
-    return Problem.build(graph, module, ranges(graph, module, region).slopes)
 
 
 class _Forms:

@@ -1,13 +1,14 @@
 r"""The matrix inequality of a given network as block-sparse data, ready for optimisation over the multipliers.
 
 With ``z = (x, w_1, …, w_n)``, each pre-activation ``v_i = Σ_b V_ib z_b`` and the output ``y = Σ_b Y_b z_b`` are kept as
-dictionaries *block → matrix*, without the blocks that are zero. With ``Λ > 0`` and ``s = 1/ℓ²`` the inequality of
-:mod:`ldlt.lmi`, divided by ℓ², reads
+dictionaries *block → matrix*, without the blocks that are zero. The inequality of :mod:`ldlt.lmi` reads
 
 .. math::
 
-    Q_0(\Lambda) - s\,Y'Y \succeq 0,\qquad
-    z'Q_0z = \|x\|^2 + \sum_i 2\bigl(\|w_i - c_iv_i\|^2_{\Lambda_i} - r_i^2\|v_i\|^2_{\Lambda_i}\bigr) .
+    ℓ^2\|x\|^2 + \sum_i 2\bigl(\|w_i - c_iv_i\|^2_{\Lambda_i} - r_i^2\|v_i\|^2_{\Lambda_i}\bigr) - \|y\|^2 \ge 0 .
+
+Scaling ``ℓ²`` and ``Λ`` together, multipliers *for an input of unit weight* (``ℓ = 1`` in the first term) prove the
+bound ``ℓ² = λ_max(B G B')`` of :mod:`ldlt.certificates.covariance`.
 
 Neurons that are exactly linear (radius 0, in a region where a local bound is wanted) and neurons whose pre-activation
 does not depend on the input are no variables: ``w = c v`` is put in instead. For neurons that are nearly linear
@@ -17,25 +18,23 @@ maps of this problem contain ``c`` and its centre is 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.certificates.enclosed import doubles
+from ldlt.certificates.covariance import Covariance
+from ldlt.certificates.local import Rows, doubles, global_slopes, nonzero, push
 from ldlt.errors import OptionError, ShapeError
-from ldlt.graph import Activation, Affine, Graph, Input, Tensors, Wire, fold
+from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
 
-__all__ = ["Layer", "Problem", "Slopes", "global_slopes"]
-
-Slopes = Mapping[str, tuple[Tensor, Tensor]]
-"""Per-neuron slope bounds ``(m, L)`` by activation, each (features,)."""
+__all__ = ["Layer", "Problem"]
 
 _NEARLY_LINEAR = 0.03
-
-Rows = dict[str, Tensor]  # block -> (size of the block, *shape): images of its unit vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +66,17 @@ class Layer:
         """Number of kept neurons n."""
         return len(self.kept)
 
-    @property
-    def product(self) -> Tensor:
-        """``c² − r²``, (n,): the product of the slopes."""
-        return (self.center - self.radius) * (self.center + self.radius)
+    def grouped(self, each: Tensor, reduce: str) -> Tensor:
+        """Join what neurons have by multiplier, (n,) -> (count,): ``"sum"``, ``"mean"`` or ``"amax"``."""
+        if self.count == self.size:
+            return each
+        zeros = torch.zeros(self.count, dtype=each.dtype)
+        return zeros.scatter_reduce(0, self.shared, each, reduce, include_self=False)
+
+    def apply(self, z: Mapping[str, Tensor]) -> Tensor:
+        """``v = Σ_b V_b z_b``, (n, q)."""
+        terms = [v @ z[b] for b, v in self.inputs.items()]
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +99,26 @@ class Problem:
     outputs: int
     features: dict[str, int]
 
-    @property
+    @classmethod
+    def build(
+        cls, graph: Graph, module: nn.Module, slopes: Mapping[str, tuple[Tensor, Tensor]] | None = None
+    ) -> Problem:
+        """The problem of a traced module with the weights it has now, in float64.
+
+        Args:
+            graph: What :func:`ldlt.graph.trace.trace` returned for the module.
+            module: The module.
+            slopes: Per-neuron slope bounds of some activations, in place of the global ones, (features,) each.
+        """
+        with torch.no_grad():
+            parts = _Parts(graph, module, {} if slopes is None else slopes)
+            out = fold(graph, parts)[graph.output]
+        output = {b: r.reshape(len(r), -1).T.contiguous() for b, r in out.items()}
+        layers = tuple(layer for layer in parts.layers if layer.size)
+        features = {a.name: a.features for a in graph.activations}
+        return cls(graph.input.name, graph.input.features, layers, output, graph[graph.output].features, features)
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Sizes of the blocks, input first, then the activations in topological order."""
         return {self.input: self.inputs, **{layer.name: layer.size for layer in self.layers}}
@@ -108,41 +133,27 @@ class Problem:
         """Number of multipliers."""
         return sum(layer.count for layer in self.layers)
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether every layer reads only the one before it, and the output only the last."""
-        names = list(self.sizes)
-        reads = [*(layer.inputs for layer in self.layers), self.output]
-        return all(set(read) <= {name} for name, read in zip(names, reads, strict=True))
+    @cached_property
+    def shared(self) -> Tensor:
+        """Which multiplier belongs to which neuron, over all layers."""
+        starts = torch.tensor([0, *(layer.count for layer in self.layers)]).cumsum(0).tolist()
+        return torch.cat([layer.shared + start for layer, start in zip(self.layers, starts, strict=False)])
 
-    @classmethod
-    def build(cls, graph: Graph, module: nn.Module, slopes: Slopes | None = None) -> Problem:
-        """The problem of a traced module with the weights it has now, in float64.
+    def spread(self, flat: Tensor) -> Tensor:
+        """The multiplier of each neuron."""
+        return flat if self.multipliers == self.neurons else flat[self.shared]
 
-        Args:
-            graph: What :func:`ldlt.graph.trace.trace` returned for the module.
-            module: The module.
-            slopes: Per-neuron slope bounds of some activations, in place of the global ones.
-        """
-        with torch.no_grad():
-            parts = _Parts(graph, module, {} if slopes is None else slopes)
-            out = fold(graph, parts)[graph.output]
-        output = {b: r.reshape(len(r), -1).T.contiguous() for b, r in out.items()}
-        layers = tuple(layer for layer in parts.layers if layer.size)
-        features = {a.name: a.features for a in graph.activations}
-        return cls(graph.input.name, graph.input.features, layers, output, graph[graph.output].features, features)
-
-    def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Cut a vector with one entry per multiplier into layers, (count,) each."""
-        parts = flat.split([layer.count for layer in self.layers])
-        return {layer.name: part for layer, part in zip(self.layers, parts, strict=True)}
+    def grouped(self, each: Tensor) -> Tensor:
+        """Sums over the neurons of each multiplier, along the first dimension."""
+        if self.multipliers == self.neurons:
+            return each
+        return torch.zeros(self.multipliers, *each.shape[1:], dtype=each.dtype).index_add_(0, self.shared, each)
 
     def full(self, flat: Tensor) -> dict[str, Tensor]:
         """Multipliers by activation of the graph, (features,); infinite for neurons that were substituted."""
-        parts = self.split(flat)
         found = {name: torch.full((n,), torch.inf, dtype=torch.float64) for name, n in self.features.items()}
-        for layer in self.layers:
-            found[layer.name][layer.kept] = parts[layer.name][layer.shared]
+        for layer, part in zip(self.layers, flat.split([layer.count for layer in self.layers]), strict=True):
+            found[layer.name][layer.kept] = part[layer.shared]
         return found
 
     def flat(self, multipliers: Mapping[str, Tensor]) -> Tensor:
@@ -157,77 +168,72 @@ class Problem:
             parts.append(part)
         return torch.cat([*parts, torch.empty(0, dtype=torch.float64)])
 
-    @property
-    def offsets(self) -> dict[str, int]:
-        """Place of the first coordinate of each block of :attr:`sizes`."""
-        return dict(zip(self.sizes, torch.tensor([0, *self.sizes.values()]).cumsum(0).tolist(), strict=False))
-
     def dense(self, rows: int, blocks: Mapping[str, Tensor]) -> Tensor:
         """A map given by blocks, as one matrix (rows, N) over the blocks of :attr:`sizes`."""
-        sizes, offsets = self.sizes, self.offsets
-        matrix = torch.zeros(rows, sum(sizes.values()), dtype=torch.float64)
-        for b, block in blocks.items():
-            matrix[:, offsets[b] : offsets[b] + sizes[b]] = block
-        return matrix
+        parts = [blocks.get(b, torch.zeros(rows, n, dtype=torch.float64)) for b, n in self.sizes.items()]
+        return torch.cat(parts, 1)
 
+    def covariance(
+        self, multipliers: Tensor | Callable[[Layer, Tensor], Tensor], *, everything: bool = False
+    ) -> tuple[Covariance, Tensor]:
+        """Eliminate the network from the input on.
 
-def global_slopes(node: Activation, module: nn.Module) -> tuple[Tensor, Tensor]:
-    """Exact slope bounds ``(m, L)`` of an elementwise activation, (features,) each."""
-    activation = node.resolve(module)
-    if isinstance(activation, nn.PReLU):
-        activations.slope_bounds(activation)  # refuses what is not finite
-        weight = activation.weight.detach().double().cpu().reshape(-1, 1)
-        spread = weight.expand(-1, node.features // len(weight)).reshape(-1)
-        return spread.clamp(max=1.0), spread.clamp(min=1.0)
-    low, high = activations.slope_bounds(activation)
-    like = torch.ones(node.features, dtype=torch.float64)
-    return low * like, high * like
+        Args:
+            multipliers: Λ for an input of unit weight, or a function that chooses those of a layer, (count,), when its
+                turn comes: from the layer and the covariance ``T`` of what it reads.
+            everything: Keep all blocks, not only those that are read again.
 
+        Returns:
+            The covariance of the blocks that the output reads (or of all), and the sum of ``log det(I − D^{-1}T)``,
+            which is not finite if the multipliers are not feasible.
+        """
+        last = {b: i for i, layer in enumerate(self.layers) for b in layer.inputs}
+        last.update(dict.fromkeys(self.output, len(self.layers)))
+        given = None if callable(multipliers) else multipliers.split([layer.count for layer in self.layers])
+        live = Covariance.start(self.input, torch.eye(self.inputs, dtype=torch.float64))
+        total = torch.zeros((), dtype=torch.float64)
+        for i, layer in enumerate(self.layers):
+            read = live.read(layer.inputs)
+            chosen = given[i] if given is not None else multipliers(layer, read.spread)  # type: ignore[operator]
+            diagonal = 1 / (2 * layer.radius**2 * chosen[layer.shared])
+            keep = {b for b in (*live.sizes, layer.name) if everything or last.get(b, -1) > i}
+            live, slack = live.activate(read, diagonal, layer.name, layer.center, layer.radius, keep)
+            total = total + slack
+        return live, total
 
-def _eye(size: int) -> Tensor:
-    return torch.eye(size, dtype=torch.float64)
-
-
-def _nonzero(rows: Rows) -> Rows:
-    return {b: r for b, r in rows.items() if r.numel() and any(float(end) != 0 for end in r.aminmax())}
-
-
-def push(node: Wire, tensors: Tensors, parents: Sequence[Rows], graph: Graph) -> Rows:
-    """Run a linear operation on the unit vectors of each block; parents without the block are zero there."""
-    run = node.linear(tensors)
-    found: Rows = {}
-    for b in dict.fromkeys(b for p in parents for b in p):
-        count = next(len(p[b]) for p in parents if b in p)
-        shapes = [graph[n].shape for n in node.parents]
-        found[b] = run(
-            *(
-                p[b] if b in p else torch.zeros(count, *s, dtype=torch.float64)
-                for p, s in zip(parents, shapes, strict=True)
-            )
-        )
-    return _nonzero(found)
+    def squared(self, multipliers: Tensor) -> float:
+        """``ℓ²`` that multipliers for an input of unit weight prove; infinite if they are not feasible."""
+        live, slack = self.covariance(multipliers)
+        if not bool(slack.isfinite()):
+            return math.inf
+        form = live.read(self.output).spread
+        return float(torch.linalg.eigvalsh(form)[-1].clamp(min=0.0)) if bool(form.isfinite().all()) else math.inf
 
 
 class _Parts:
     """The algebra of linear functions of the blocks; collects the layers."""
 
-    def __init__(self, graph: Graph, module: nn.Module, slopes: Slopes) -> None:
+    def __init__(self, graph: Graph, module: nn.Module, slopes: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         self.graph, self.module, self.slopes = graph, module, slopes
         self.tensors = doubles(graph, module)
         self.layers: list[Layer] = []
 
     def input(self, node: Input) -> Rows:
-        return {node.name: _eye(node.features).reshape(-1, *node.shape)}
+        """Its own block."""
+        return {node.name: torch.eye(node.features, dtype=torch.float64).reshape(-1, *node.shape)}
 
     def wire(self, node: Wire, parents: Sequence[Rows]) -> Rows:
+        """A linear operation."""
         return push(node, self.tensors, parents, self.graph)
 
     def affine(self, node: Affine, parent: Rows) -> Rows:
+        """A free map."""
         matrix = node.matrix(self.tensors(node.weight), self.graph)
         rows = {b: r.reshape(len(r), -1) @ matrix.T for b, r in parent.items()}
-        return _nonzero({b: r.reshape(len(r), *node.shape) for b, r in rows.items()})
+        return nonzero({b: r.reshape(len(r), *node.shape) for b, r in rows.items()})
 
     def activation(self, node: Activation, parent: Rows) -> Rows:
+        """A layer, and its value in terms of the blocks."""
         rows = {b: r.reshape(len(r), -1) for b, r in parent.items()}
         layer, out = _activate(node, self.module, rows, self.slopes.get(node.name))
         self.layers.append(layer)
@@ -237,7 +243,6 @@ class _Parts:
 def _activate(
     node: Activation, module: nn.Module, rows: Rows, slopes: tuple[Tensor, Tensor] | None
 ) -> tuple[Layer, Rows]:
-    """The layer of an activation, and its value in terms of the blocks."""
     n = node.features
     member = activations.mixed(node.resolve(module), node.shape)
     alive = torch.zeros(n, dtype=torch.bool)
@@ -260,25 +265,15 @@ def _activate(
         keep = alive & (radius > 0)
     shift = torch.where(~keep | (radius < _NEARLY_LINEAR * center.abs()), center, 0.0)
     kept, whole = keep.nonzero().reshape(-1), bool(keep.all())
-    if member is None:
-        shared, count = torch.arange(len(kept)), len(kept)
-    else:
+    shared, count = torch.arange(len(kept)), len(kept)
+    if member is not None:
         names, shared = member[kept].unique(return_inverse=True)
         count = len(names)
-    layer = Layer(
-        node.name,
-        n,
-        kept,
-        {
-            b: r.T.contiguous()
-            for b, r in (rows if whole else _nonzero({b: r[:, kept] for b, r in rows.items()})).items()
-        },
-        (center - shift)[kept],
-        radius[kept],
-        shared,
-        count,
-    )
-    out = _nonzero({b: r * shift for b, r in rows.items()}) if bool(shift.any()) else {}
+    inputs = rows if whole else nonzero({b: r[:, kept] for b, r in rows.items()})
+    inputs = {b: r.T.contiguous() for b, r in inputs.items()}
+    layer = Layer(node.name, n, kept, inputs, (center - shift)[kept], radius[kept], shared, count)
+    out = nonzero({b: r * shift for b, r in rows.items()}) if bool(shift.any()) else {}
     if len(kept):
-        out[node.name] = _eye(n) if whole else _eye(n)[kept]
+        own = torch.eye(n, dtype=torch.float64)
+        out[node.name] = own if whole else own[kept]
     return layer, out

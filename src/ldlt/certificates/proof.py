@@ -1,31 +1,29 @@
 r"""Proofs that a stored network has a Lipschitz bound, in spite of rounding.
 
-:func:`prove` assembles the matrix ``M(G)`` of :mod:`ldlt.certificates.form` from the exact stored weights with error
-bounds and applies the test of :mod:`ldlt.certificates.definite`. A proof holds for the network
-evaluated in real arithmetic.
+The quadratic form of the network is assembled from its exact stored weights with error bounds
+(:mod:`ldlt.certificates.enclose`), and the test of :mod:`ldlt.certificates.definite` is applied. A proof holds for the
+network evaluated in real arithmetic. Nothing here knows how multipliers are found, and nothing of a search is trusted.
 
-**Tight networks.** A network built here has ``Q ⪰ 0`` with a smallest eigenvalue near zero, and its weights were
-rounded once after that. :func:`prove_smallest` looks for a near ``(Λ, ℓ)`` that can be proven. Raising ℓ alone does
-not do: it lifts the directions of ``x`` only. With ``S_i`` the constraint of activation ``i`` (linear in ``Λ_i``),
-``S_0 = ℓ²‖x‖²`` and ``P = Σ_i S_i``, two moves lift everything else:
+.. math::
 
-1. *Output.* Scaling ``Λ`` and ``ℓ²`` by ``t > 1`` turns ``Q`` into ``tP − Y'Y = tQ + (t − 1)Y'Y``, and whenever
-   ``P ≻ 0`` there is a ``t`` that makes it positive definite, the least one being ``t = λ_max(YP^{-1}Y')``. This is
-   the exact optimum along that ray, found with one factorisation.
-2. *Hidden layers* (``P`` itself singular: contractions of norm one). Let ``i`` have level ``d_i``, the number of
-   activations on the longest path to it, ``d`` the largest level, and take ``P_ε = Σ_i (1 + ε)^{d − d_i} S_i``, which
-   raises ℓ² by ``(1 + ε)^d`` and each multiplier by less than those before it. If ``P ⪰ 0`` then ``P_ε ≻ 0``.
+    z'P(Λ, ℓ^2)z = ℓ^2\|x\|^2 + \sum_i 2\sum_j Λ_{ij}(w_{ij} - m_{ij}v_{ij})(w_{ij} - L_{ij}v_{ij}), \qquad
+    M(G) = \begin{pmatrix} P & Y' \\ Y & G \end{pmatrix}.
 
-   *Proof.* Let ``P^{(j)}`` be the sum of the ``S_i`` up to level ``j``. Summation by parts gives
-   ``P_ε = P + Σ_{j<d} ((1 + ε)^{d−j} − (1 + ε)^{d−j−1}) P^{(j)}`` with positive weights. ``P^{(j)} ⪰ 0``: it does
-   not depend on later coordinates; set them to ``w = cv`` in turn, which makes later ``S_i = −2r²‖v‖²_Λ ≤ 0``, so
-   ``P^{(j)}(z) ≥ P(z) ≥ 0``. If ``P_ε(z) = 0`` then all ``P^{(j)}(z) = 0``, hence level by level ``S_j(z) = 0``
-   with ``x = 0``, then ``v_1 = 0``, then ``w_1 = 0``, and so on: ``z = 0``. ∎
+**What M(G) ⪰ 0 means.** For two inputs, let ``z`` be the difference of the coordinates and ``Δy = Yz``. Each product
+``(w − mv)(w − Lv)`` is not positive by the definition of a slope (for a group that is mixed: their sum
+``‖w − cv‖² − r²‖v‖²`` is not, with one multiplier for the group), so ``z'Pz ≤ ℓ²‖Δx‖²``. If ``M(G) ⪰ 0`` then for all
+``a`` and real ``t``
 
-The factor on ℓ is then ``√(t (1 + ε)^d)``; ε is chosen to make it small. If the multipliers are of another scale than
-the bound (those of a network whose single outputs were bounded, say), the weight of ``S_0`` relative to the others is
-searched, too; the inequality is convex in ``(Λ, ℓ²)``, so this has one minimum. The search is ordinary floating
-point. The numbers it ends with, rounded as they are, go through :func:`prove`, which alone decides.
+.. math:: 0 \le (z, -ta)'M(G)(z, -ta) = z'Pz - 2t\,a'Yz + t^2\,a'Ga ,
+
+hence the discriminant is not positive:
+
+.. math:: (a'Δy)^2 \le a'Ga \cdot z'Pz \le a'Ga\; ℓ^2 \|Δx\|^2 .
+
+So every direction ``a`` of the output has the constant ``ℓ√(a'Ga)`` at once, the pair ``a = e_c − e_j`` in particular;
+and with ``G = I``, choosing ``a = Δy``, the network is ℓ-Lipschitz. No inverse and no product ``Y'Y`` is needed. By
+the Schur complement ``M(I) ⪰ 0`` iff ``Q = P − Y'Y ⪰ 0``, the inequality of :mod:`ldlt.lmi`; and if ``P ≻ 0``, then
+``M(G) ⪰ 0`` iff ``G ⪰ YP^{-1}Y'``, so the best ``G`` for these multipliers is ``YP^{-1}Y'``.
 """
 
 from __future__ import annotations
@@ -38,24 +36,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ldlt.certificates.ball import Array, arithmetic_is_ieee
+from ldlt.certificates.ball import Array, Ball, add_up, arithmetic_is_ieee
 from ldlt.certificates.definite import is_semidefinite
-from ldlt.certificates.form import bordered
-from ldlt.certificates.linear import Network
-from ldlt.certificates.search import Search
+from ldlt.certificates.enclose import Network, UnknownRounding
 from ldlt.errors import LdltError
 from ldlt.graph import Graph
 
-__all__ = ["LARGEST", "Proof", "prove", "prove_gram", "prove_smallest"]
+__all__ = ["LARGEST", "Proof", "Prover", "bordered", "prove"]
 
 LARGEST = 12_000
 """Largest size of the matrix, coordinates and outputs together; the proof holds three such matrices in float64."""
-
-# What is found here must pass on other machines, too, whose rounding errors differ a little.
-_SAFETY = 1.5
-_SLACKS = (1.0, 3.0, 10.0, 100.0)  # factors on the estimate of the rounding errors
-
-Given = Mapping[str, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +60,7 @@ class Proof:
         reason: Why there is no proof; empty if it holds.
         multipliers: ``Λ`` of the proof, float64, by activation.
         gram: ``G`` of the proof, float64 (k, k), or None for the identity.
+        unknown: Whether there is no proof because the rounding of an operation is not known.
     """
 
     holds: bool
@@ -78,6 +69,7 @@ class Proof:
     reason: str = ""
     multipliers: dict[str, Tensor] = field(default_factory=dict)
     gram: Tensor | None = None
+    unknown: bool = False
 
 
 def prove(
@@ -87,7 +79,7 @@ def prove(
     bound: float,
     *,
     gram: Tensor | None = None,
-    slopes: Given | None = None,
+    slopes: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> Proof:
     r"""Try to prove ``‖Δy‖ ≤ ℓ‖Δx‖``, or :math:`|a'Δy| \le ℓ\sqrt{a'Ga}\,\|Δx\|` for all ``a`` if ``G`` is given.
 
@@ -104,120 +96,50 @@ def prove(
     Returns:
         A proof that holds, or one with a reason. Nothing is raised for a network or numbers that do not fit.
     """
-    return _Prover(graph, module, slopes).prove(multipliers, bound, gram)
-
-
-def prove_smallest(
-    graph: Graph,
-    module: nn.Module,
-    multipliers: Mapping[str, Tensor],
-    bound: float,
-    largest: float = 1 + 1e-3,
-    *,
-    least: float = 1.0,
-    slopes: Given | None = None,
-) -> Proof:
-    """Prove the smallest bound found near a given one, with multipliers moved as little as needed.
-
-    Args:
-        graph: As in :func:`prove`.
-        module: As in :func:`prove`.
-        multipliers: As in :func:`prove`; the start.
-        bound: ℓ, the start.
-        largest: Largest factor on ℓ.
-        least: Smallest factor on ℓ; below 1 the bound may turn out smaller than the given one.
-        slopes: As in :func:`prove`.
-
-    Returns:
-        A proof whose ``bound`` and ``multipliers`` are the ones proven; or the failed proof of the given ones.
-    """
-    return _Prover(graph, module, slopes).smallest(multipliers, bound, largest, least)
-
-
-def prove_gram(
-    graph: Graph,
-    module: nn.Module,
-    multipliers: Mapping[str, Tensor],
-    bound: float,
-    *,
-    slopes: Given | None = None,
-) -> Proof:
-    """Prove the smallest ``G`` found for these multipliers: a constant for every direction of the output.
-
-    The bound must be one that can be proven, as :func:`prove_smallest` returns it.
-
-    Returns:
-        A proof with :attr:`Proof.gram`.
-    """
-    return _Prover(graph, module, slopes).grams(multipliers, bound)
+    return Prover(graph, module, slopes).prove(multipliers, bound, gram)
 
 
 class _Refused(Exception):
     """A reason why there is no proof."""
 
 
-class _Prover:
-    """The network, its linear maps (made once) and the three searches."""
+class Prover:
+    """A stored network, for several attempts: its linear maps are made once.
 
-    def __init__(self, graph: Graph, module: nn.Module, slopes: Given | None) -> None:
+    Args:
+        graph: As in :func:`prove`.
+        module: As in :func:`prove`. It must not change.
+        slopes: As in :func:`prove`.
+
+    Attributes:
+        network: Its linear maps, once a proof was tried with multipliers that fit.
+    """
+
+    def __init__(
+        self, graph: Graph, module: nn.Module, slopes: Mapping[str, tuple[Tensor, Tensor]] | None = None
+    ) -> None:
         self.graph, self.module, self.slopes = graph, module, slopes
-        self.made: tuple[bytes, Network] | None = None
+        self.network: Network | None = None
+        self._left_out = b""
 
-    def prove(self, multipliers: Mapping[str, Tensor], bound: float, gram: Tensor | None, safety: float = 1.0) -> Proof:
+    def prove(
+        self, multipliers: Mapping[str, Tensor], bound: float, gram: Tensor | None = None, safety: float = 1.0
+    ) -> Proof:
+        """As :func:`prove`; a ``safety`` above 1 leaves room for the rounding of other machines."""
         stated = math.nan
         try:
             with np.errstate(all="ignore"):  # overflow is looked for where it matters
                 stated = _bound(bound)
                 values = self._values(multipliers)
                 network = self._network(values)
-                border = self._gram(network, gram)
+                border = _gram(network.outputs, gram)
                 found = is_semidefinite(bordered(network, values, stated, border), safety)
         except (_Refused, LdltError, OverflowError) as error:
-            return Proof(False, stated, -math.inf, str(error))
+            return Proof(False, stated, -math.inf, str(error), unknown=isinstance(error, UnknownRounding))
         kept = {n: torch.from_numpy(v.copy()) for n, v in values.items()}
         stored = None if gram is None else torch.from_numpy(border)
         reason = "" if found.holds else f"not proven for the bound {stated:.9g}: {found.reason}"
         return Proof(found.holds, stated, found.margin, reason, kept, stored)
-
-    def smallest(self, multipliers: Mapping[str, Tensor], bound: float, largest: float, least: float) -> Proof:
-        best = first = self.prove(multipliers, bound, None, _SAFETY)
-        search = None if first.holds and least >= 1 else self._search(first)
-        if search is None:
-            return first
-        for slack in _SLACKS:
-            with np.errstate(all="ignore"):
-                found = search.run(slack, least < 1)
-            if found is None:
-                continue
-            scaled, ell = found
-            if ell > largest * first.bound:
-                break
-            ell = max(ell, least * first.bound)
-            proof = self.prove({n: torch.from_numpy(v) for n, v in scaled.items()}, ell, None, _SAFETY)
-            if proof.holds:
-                return proof if not best.holds or proof.bound < best.bound else best
-        return best
-
-    def grams(self, multipliers: Mapping[str, Tensor], bound: float) -> Proof:
-        first = self.prove(multipliers, bound, None)
-        search = self._search(first)
-        if search is None:
-            return first
-        for slack in _SLACKS:
-            with np.errstate(all="ignore"):
-                gram = search.gram(slack)
-            if gram is not None:
-                proof = self.prove(multipliers, bound, torch.from_numpy(gram), _SAFETY)
-                if proof.holds:
-                    return proof
-        return Proof(False, first.bound, -math.inf, first.reason or "no constants of directions could be proven")
-
-    def _search(self, first: Proof) -> Search | None:
-        """A search from the numbers of a proof that was tried; None if they were refused."""
-        if self.made is None or len(first.multipliers) != len(self.graph.activations) or math.isnan(first.bound):
-            return None
-        values = {n: v.numpy() for n, v in first.multipliers.items()}
-        return Search(self.made[1], values, first.bound)
 
     def _values(self, multipliers: Mapping[str, Tensor]) -> dict[str, Array]:
         """Multipliers as float64 arrays, checked."""
@@ -244,32 +166,30 @@ class _Prover:
         """The linear maps; they depend on the multipliers only through which of them are infinite."""
         drop = {n: np.isinf(v) for n, v in values.items()}
         key = b"".join(d.tobytes() for d in drop.values())
-        if self.made is None or self.made[0] != key:
+        if self.network is None or self._left_out != key:
             if not arithmetic_is_ieee():
                 raise _Refused("the processor does not round to nearest, or flushes small numbers to zero")
             size = sum(n.features for n in (self.graph.input, *self.graph.activations, self.graph[self.graph.output]))
             if size > LARGEST:
                 raise _Refused(f"the matrix has size {size}, above {LARGEST}: too large for a proof in memory")
-            self.made = key, Network(self.graph, self.module, drop, self.slopes)
-        network = self.made[1]
-        for name, slopes in network.slopes.items():
+            self.network, self._left_out = Network(self.graph, self.module, drop, self.slopes), key
+        for name, slopes in self.network.slopes.items():
             if slopes.mixed is not None:
                 _, first = np.unique(slopes.mixed, return_index=True)
                 if not (values[name] == values[name][first][slopes.mixed]).all():
                     raise _Refused(f"'{name}' mixes entries in groups, whose multipliers must be equal")
-        return network
+        return self.network
 
-    @staticmethod
-    def _gram(network: Network, gram: Tensor | None) -> Array:
-        k = network.outputs
-        if gram is None:
-            return np.eye(k)
-        if tuple(gram.shape) != (k, k):
-            raise _Refused(f"G must have shape ({k}, {k}), not {tuple(gram.shape)}")
-        value: Array = gram.detach().double().cpu().numpy().copy()
-        if not np.isfinite(value).all() or not (value == value.T).all():
-            raise _Refused("G must be symmetric with finite entries")
-        return value
+
+def _gram(k: int, gram: Tensor | None) -> Array:
+    if gram is None:
+        return np.eye(k)
+    if tuple(gram.shape) != (k, k):
+        raise _Refused(f"G must have shape ({k}, {k}), not {tuple(gram.shape)}")
+    value: Array = gram.detach().double().cpu().numpy().copy()
+    if not np.isfinite(value).all() or not (value == value.T).all():
+        raise _Refused("G must be symmetric with finite entries")
+    return value
 
 
 def _bound(bound: float) -> float:
@@ -278,3 +198,76 @@ def _bound(bound: float) -> float:
     if not (math.isfinite(bound) and bound > 0):
         raise _Refused(f"the bound must be positive and finite, not {bound:g}")
     return float(bound)
+
+
+# -- the matrix -------------------------------------------------------------------------------------------------------
+
+
+def bordered(network: Network, multipliers: Mapping[str, Array], bound: float, gram: Array) -> Ball:
+    """``M(G)``, (N + k, N + k), lower triangle.
+
+    Args:
+        network: The network.
+        multipliers: ``Λ`` by activation, (features,); positive where a neuron is a coordinate.
+        bound: ℓ.
+        gram: ``G`` (k, k), symmetric, exact.
+    """
+    starts, total = {}, 0
+    for name, size in network.sizes.items():
+        starts[name], total = total, total + size
+    matrix = _Accumulator(total + network.outputs, {n: slice(s, s + network.sizes[n]) for n, s in starts.items()})
+    ell = Ball.exact(bound)
+    matrix.diagonal(network.graph.input.name, (ell * ell).mid, (ell * ell).radius)
+    for name, inputs in network.inputs.items():
+        kept = network.kept[name]
+        weight = Ball.exact(2 * multipliers[name][kept])  # doubling is exact
+        slopes = network.slopes[name]
+        matrix.diagonal(name, weight.mid, weight.radius)
+        cross = Ball.exact(-multipliers[name][kept]) * slopes.total[kept]
+        square = weight * slopes.product[kept]
+        flat = not square.magnitude.any()
+        for a, left in inputs.items():
+            if cross.magnitude.any():
+                matrix.add(name, a, cross[:, None] * left)
+            if flat:
+                continue
+            weighted = (square[:, None] * left).T
+            for b, right in inputs.items():
+                if starts[b] <= starts[a]:
+                    matrix.add(a, b, weighted @ right)
+    rows = slice(total, total + network.outputs)
+    for b, block in network.output.items():
+        matrix.put(rows, b, block)
+    matrix.mid[rows, rows] = gram
+    return Ball(matrix.mid, matrix.rad)
+
+
+class _Accumulator:
+    """A large lower triangle that blocks are added to, one at a time."""
+
+    def __init__(self, size: int, places: Mapping[str, slice]) -> None:
+        self.mid, self.rad, self.places = np.zeros((size, size)), np.zeros((size, size)), places
+
+    def add(self, row: str, column: str, block: Ball) -> None:
+        """Add a block, which is transposed into the lower triangle if need be."""
+        rows, columns = self.places[row], self.places[column]
+        if rows.start < columns.start:
+            rows, columns, block = columns, rows, block.T
+        total = Ball(self.mid[rows, columns]) + block
+        self.mid[rows, columns] = total.mid
+        if total.rad is not None:
+            self.rad[rows, columns] = add_up(self.rad[rows, columns], total.rad)
+
+    def put(self, rows: slice, column: str, block: Ball) -> None:
+        """Set a block."""
+        self.mid[rows, self.places[column]] = block.mid
+        if block.rad is not None:
+            self.rad[rows, self.places[column]] = block.rad
+
+    def diagonal(self, name: str, mid: Array, rad: Array) -> None:
+        """Add numbers to the diagonal of a block."""
+        place = self.places[name]
+        index = np.arange(place.start, place.stop)
+        total = Ball(self.mid[index, index]) + Ball(np.broadcast_to(mid, index.shape))
+        self.mid[index, index] = total.mid
+        self.rad[index, index] = add_up(self.rad[index, index], total.radius, np.broadcast_to(rad, index.shape))

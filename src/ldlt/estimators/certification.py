@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ldlt.certificates.certificate import Certificate, issue
-from ldlt.certificates.optimise import DENSE_COORDINATES, bound_of, minimise
+from ldlt.certificates import Certificate, issue
 from ldlt.certificates.problem import Problem
+from ldlt.certificates.solve import DENSE_COORDINATES, bound_of, minimise
 from ldlt.errors import CertificateError, InfeasibleError
 from ldlt.graph.trace import trace
 

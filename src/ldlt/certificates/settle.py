@@ -1,6 +1,26 @@
-"""Floating-point search for multipliers and constants that can be proven; nothing here is trusted.
+r"""From multipliers and a bound that were found to ones that can be proven, near them.
 
-See :mod:`ldlt.certificates.proof` for the two moves ``t`` and ``ε`` and why they are enough.
+**Tight networks.** A network built here has ``Q ⪰ 0`` with a smallest eigenvalue near zero, and its weights were
+rounded once after that. Raising ℓ alone does not do: it lifts the directions of ``x`` only. With ``S_i`` the constraint
+of activation ``i`` (linear in ``Λ_i``), ``S_0 = ℓ²‖x‖²`` and ``P = Σ_i S_i``, two moves lift everything else:
+
+1. *Output.* Scaling ``Λ`` and ``ℓ²`` by ``t > 1`` turns ``Q`` into ``tP − Y'Y = tQ + (t − 1)Y'Y``, and whenever
+   ``P ≻ 0`` there is a ``t`` that makes it positive definite, the least one being ``t = λ_max(YP^{-1}Y')``. This is
+   the exact optimum along that ray, found with one factorisation.
+2. *Hidden layers* (``P`` itself singular: contractions of norm one). Let ``i`` have level ``d_i``, the number of
+   activations on the longest path to it, ``d`` the largest level, and take ``P_ε = Σ_i (1 + ε)^{d − d_i} S_i``, which
+   raises ℓ² by ``(1 + ε)^d`` and each multiplier by less than those before it. If ``P ⪰ 0`` then ``P_ε ≻ 0``.
+
+   *Proof.* Let ``P^{(j)}`` be the sum of the ``S_i`` up to level ``j``. Summation by parts gives
+   ``P_ε = P + Σ_{j<d} ((1 + ε)^{d−j} − (1 + ε)^{d−j−1}) P^{(j)}`` with positive weights. ``P^{(j)} ⪰ 0``: it does
+   not depend on later coordinates; set them to ``w = cv`` in turn, which makes later ``S_i = −2r²‖v‖²_Λ ≤ 0``, so
+   ``P^{(j)}(z) ≥ P(z) ≥ 0``. If ``P_ε(z) = 0`` then all ``P^{(j)}(z) = 0``, hence level by level ``S_j(z) = 0``
+   with ``x = 0``, then ``v_1 = 0``, then ``w_1 = 0``, and so on: ``z = 0``. ∎
+
+The factor on ℓ is then ``√(t (1 + ε)^d)``; ε is chosen to make it small. If the multipliers are of another scale than
+the bound (those of a network whose single outputs were bounded, say), the weight of ``S_0`` relative to the others is
+searched, too; the inequality is convex in ``(Λ, ℓ²)``, so this has one minimum. All this is ordinary floating point:
+the numbers it ends with, rounded as they are, go through :class:`ldlt.certificates.proof.Prover`, which alone decides.
 """
 
 from __future__ import annotations
@@ -15,16 +35,82 @@ from torch import Tensor
 
 from ldlt.certificates.ball import Array, Ball
 from ldlt.certificates.definite import rounding_error, scaled
-from ldlt.certificates.form import bordered
-from ldlt.certificates.linear import Network
+from ldlt.certificates.enclose import Network
+from ldlt.certificates.proof import Proof, Prover, bordered
 
-__all__ = ["Search"]
+__all__ = ["settle", "settle_gram"]
+
+# What is found here must pass on other machines, too, whose rounding errors differ a little.
+_SAFETY = 1.5
+_SLACKS = (1.0, 3.0, 10.0, 100.0)  # factors on the estimate of the rounding errors
+_LARGE = 1e-8
+_SMALL = 1500  # up to this size factorisations are cheap and the search is finer
 
 Cost = Callable[[tuple[float, float]], float]
 """Logarithm of the factor on ℓ² at a pair (ε, weight of the input)."""
 
-_LARGE = 1e-8
-_SMALL = 1500  # up to this size factorisations are cheap and the search is finer
+
+def settle(
+    prover: Prover,
+    multipliers: Mapping[str, Tensor],
+    bound: float,
+    largest: float = 1 + 1e-3,
+    least: float = 1.0,
+    late: Callable[[], bool] = bool,
+) -> Proof:
+    """Prove the smallest bound found near a given one, with multipliers moved as little as needed.
+
+    Args:
+        prover: The network.
+        multipliers: ``Λ`` by activation, the start.
+        bound: ℓ, the start.
+        largest: Largest factor on ℓ.
+        least: Smallest factor on ℓ; below 1 the bound may turn out smaller than the given one.
+        late: Whether time is up: what is proven by then is returned, after one attempt at least.
+
+    Returns:
+        A proof whose ``bound`` and ``multipliers`` are the ones proven; or the failed proof of the given ones.
+    """
+    best = first = prover.prove(multipliers, bound, None, _SAFETY)
+    search = None if first.holds and (least >= 1 or late()) else _search(prover, first, late)
+    if search is None:
+        return first
+    for slack in _SLACKS:
+        with np.errstate(all="ignore"):
+            found = search.run(slack, least < 1)
+        if found is None:
+            continue
+        moved, ell = found
+        if ell > largest * first.bound:
+            break
+        proof = prover.prove(moved, max(ell, least * first.bound), None, _SAFETY)
+        if proof.holds:
+            return proof if not best.holds or proof.bound < best.bound else best
+    return best
+
+
+def settle_gram(prover: Prover, proof: Proof) -> Proof:
+    """Prove the smallest ``G`` found for the multipliers of a proof: a constant for every direction of the output.
+
+    Returns:
+        A proof with :attr:`Proof.gram`; or one that does not hold, with a reason.
+    """
+    search = _search(prover, proof, bool) if proof.holds else None
+    for slack in _SLACKS:
+        with np.errstate(all="ignore"):
+            gram = None if search is None else search.gram(slack)
+        if gram is not None:
+            found = prover.prove(proof.multipliers, proof.bound, gram, _SAFETY)
+            if found.holds:
+                return found
+    return Proof(False, proof.bound, -math.inf, proof.reason or "no constants of directions could be proven")
+
+
+def _search(prover: Prover, first: Proof, late: Callable[[], bool]) -> _Moves | None:
+    """A search from the numbers of a proof that was tried; None if they were refused."""
+    if prover.network is None or len(first.multipliers) != len(prover.graph.activations) or math.isnan(first.bound):
+        return None
+    return _Moves(prover.network, {n: v.numpy() for n, v in first.multipliers.items()}, first.bound, late)
 
 
 @dataclass(frozen=True)
@@ -35,22 +121,25 @@ class _Point:
     error: float
 
 
-class Search:
+class _Moves:
     """Looks along the two moves from given multipliers and bound.
 
     Args:
         network: The network.
         multipliers: ``Λ`` by activation.
         bound: ℓ.
+        late: Whether time is up: nothing new is tried then.
     """
 
-    def __init__(self, network: Network, multipliers: Mapping[str, Array], bound: float) -> None:
-        self.network, self.multipliers, self.bound = network, multipliers, bound
+    def __init__(
+        self, network: Network, multipliers: Mapping[str, Array], bound: float, late: Callable[[], bool]
+    ) -> None:
+        self.network, self.multipliers, self.bound, self.late = network, multipliers, bound, late
         self.depth = max(network.levels.values())
         self.small = sum(network.sizes.values()) <= _SMALL
         self.error = math.nan  # rounding errors of the proof, relative to a diagonal of one
 
-    def run(self, slack: float, improve: bool = False) -> tuple[dict[str, Array], float] | None:
+    def run(self, slack: float, improve: bool) -> tuple[dict[str, Tensor], float] | None:
         """Multipliers and the smallest bound whose smallest scaled eigenvalue exceeds the rounding errors.
 
         Args:
@@ -61,7 +150,7 @@ class Search:
 
         def cost(point: tuple[float, float]) -> float:
             if point not in tried:
-                tried[point] = self._cost(*point, slack)
+                tried[point] = math.inf if tried and self.late() else self._cost(*point, slack)
             return tried[point]
 
         # At ε = 0 only the output is lifted; with no loss there, nothing is to be gained from the rest.
@@ -78,7 +167,8 @@ class Search:
             return None
         eps, share = best
         t = math.exp(tried[best]) / ((1 + eps) ** self.depth * share)
-        return self._scaled(eps, t), self.bound * math.exp(tried[best] / 2) * (1 + 2**-52)
+        moved = {n: torch.from_numpy(v) for n, v in self._scaled(eps, t).items()}
+        return moved, self.bound * math.exp(tried[best] / 2) * (1 + 2**-52)
 
     def _lift(self, share: float, cost: Cost, tried: Mapping[tuple[float, float], float]) -> None:
         """Try values of ε: powers of ten, then between the best and its neighbours."""
@@ -108,7 +198,7 @@ class Search:
             step /= 2
             best = min((best, best - step, best + step), key=at)
 
-    def gram(self, slack: float) -> Array | None:
+    def gram(self, slack: float) -> Tensor | None:
         """A symmetric ``G`` with room for rounding errors."""
         point = self._point(0.0, 1.0, slack)
         if point is None:
@@ -117,8 +207,7 @@ class Search:
         diagonal = gram.diagonal()
         floor = 1e-16 * max(float(diagonal.max()), 1e-200)  # outputs that are constant
         diagonal += 4 * point.error * diagonal.clone() + floor
-        found: Array = gram.numpy()
-        return found
+        return gram
 
     def _scaled(self, eps: float, t: float = 1.0) -> dict[str, Array]:
         levels = self.network.levels

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.certificates.enclosed import doubles
+from ldlt.certificates.local import doubles
 from ldlt.errors import UnsupportedOpError
 from ldlt.graph import Activation, Affine, Convolution, Graph, Input, Tensors, Wire, fold, index_map, resolve
 from ldlt.graph.convolution import Spec
