@@ -141,7 +141,7 @@ def test_rigour_is_proven_or_refused(certified):
 
 
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("value", [None, 3, "text", math.nan, object(), [1], {"a": 1}], ids=repr)
+@pytest.mark.parametrize("value", [None, 3, "text", math.nan, object(), [1], {"a": 1}], ids=lambda v: type(v).__name__)
 def test_objects_with_odd_fields(certified, field, value):
     stored, made = certified
     valid = [("reason", "text"), ("method", "text"), ("gram", None), ("region", None), ("bound", 3), ("outputs", 3)]
