@@ -58,8 +58,8 @@ class _Objective:
 
     def __call__(self, theta: Tensor, sharpness: float, barrier: float) -> tuple[float, Tensor]:
         """The value, infinite where ``θ`` is not feasible, and the gradient."""
-        theta = theta.detach().requires_grad_()
-        parts, chosen = iter(theta.split(self.counts)), []
+        free = theta.detach().clone().requires_grad_()
+        parts, chosen = iter(free.split(self.counts)), []
 
         def choose(layer: Layer, spread: Tensor) -> Tensor:
             chosen.append((-next(parts)).exp() / self._scale(layer, spread))
@@ -69,12 +69,12 @@ class _Objective:
             live, slack = self.problem.covariance(choose)
             form = live.read(self.problem.output).spread
             if not bool(slack.isfinite()) or not bool(form.isfinite().all()):
-                return math.inf, theta
+                return math.inf, torch.zeros_like(theta)
             value = smooth_maximum(form, sharpness) - barrier / self.problem.neurons * slack
         exact = float(torch.linalg.eigvalsh(form.detach())[-1])
         self.stopped = self.report(exact, torch.cat(chosen).detach())
-        (gradient,) = torch.autograd.grad(value, theta)
-        return (float(value.detach()), gradient) if bool(gradient.isfinite().all()) else (math.inf, theta)
+        (gradient,) = torch.autograd.grad(value, free)
+        return (float(value.detach()), gradient) if bool(gradient.isfinite().all()) else (math.inf, torch.zeros_like(theta))
 
 
 def descend(
