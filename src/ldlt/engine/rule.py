@@ -82,7 +82,7 @@ class Run:
             else:  # F^T, since F^* is the transfer function from the tensor to the noise
                 batches.append(from_cells(kernel(value.conj(), self.cells), shape))
         y = self.function(*batches)
-        return y.flatten(1) if self.cells is None else transfer(to_cells(y, self.cells), self.cells).conj()
+        return _rows(y) if self.cells is None else transfer(to_cells(y, self.cells), self.cells).conj()
 
     @torch.no_grad()
     def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
@@ -99,12 +99,17 @@ class Run:
             images = [unit.new_zeros(len(size), *n) for n in self.shapes]
             images[place] = self._image(unit, self.shapes[place])
             y = self.function(*images)
-            y = y.flatten(1) if self.cells is None else to_cells(y, grid).flatten(2).transpose(1, 2).flatten(0, 1)
+            y = _rows(y) if self.cells is None else to_cells(y, grid).flatten(2).transpose(1, 2).flatten(0, 1)
             found.append(column_norms(y))
         return torch.linalg.vector_norm(torch.stack(found), dim=0)
 
     def _image(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         return x.reshape(-1, *shape) if self.cells is None else from_cells(x, shape)
+
+
+def _rows(y: Tensor) -> Tensor:
+    """(batch, features), also of a batch of single numbers."""
+    return y.reshape(len(y), 1) if y.ndim == 1 else y.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -305,12 +310,13 @@ class Live:
         Returns:
             The explicit maps ``C``, (n, d_member) for each member of the frame.
         """
-        scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
+        width = (2 * multiplier).rsqrt()
+        scale = width / slopes.radius
         apart = frame.apart(contracted, scale) if lazy else None
         maps = _scaled(frame.right_divide(contracted.matrix), scale) if apart is None else apart
         value = partial(transport, Maps(maps), frame.members, layout)
         inflate = partial(_spread, frame, contracted)
-        self._append(name, contracted, slopes, multiplier, survivors, layout, inflate, value)
+        self._append(name, contracted, slopes, width, survivors, layout, inflate, value)
         return maps
 
     def given(
@@ -348,21 +354,20 @@ class Live:
         sums = (gram.abs() * balance).sum(-1) / balance
         sums = sums if sums.ndim == 1 else sums.amax(0)
         sums = sums + floor_share(self.unit) ** 2 * (sums.max().detach() + 2 * self.least * radius.detach() ** 2)
-        multiplier = margin / sums
+        width = sums.sqrt() / (2 * margin).sqrt()  # gradients of Λ itself would overflow long before these
         if slopes.shared is not None:
-            least = multiplier.new_full((slopes.count,), torch.inf)
-            multiplier = least.scatter_reduce(0, slopes.shared, multiplier, "amin")[slopes.shared]
-        scale = math.sqrt(2) * multiplier.sqrt()
-        matrix = scale[:, None] * rows
+            least = width.new_zeros(slopes.count)
+            width = least.scatter_reduce(0, slopes.shared, width, "amax")[slopes.shared]
+        matrix = rows / width[:, None]
         lower = gap(matrix)
 
         def inflate(gen: Generator) -> Tensor | None:  # K U F_t^* = L^{-1} √2 Λ^{1/2} r cov(v, t)
             seen = covariance(value, gen)
-            scaled = None if seen is None else (scale * radius)[:, None] * seen
+            scaled = None if seen is None else (radius / width)[:, None] * seen
             return None if scaled is None else torch.linalg.solve_triangular(lower, scaled, upper=False)
 
-        self._append(name, given(matrix, lower), slopes, multiplier, survivors, layout, inflate, lambda: value)
-        return multiplier
+        self._append(name, given(matrix, lower), slopes, width, survivors, layout, inflate, lambda: value)
+        return 0.5 / width.square()
 
     def observe(self, frame: Frame, contracted: Contracted, survivors: Sequence[str]) -> None:
         """Inflate what later heads read by an output ``y = U F^{-1} w_K``: ``G ← (G^{-1} − B'B)^{-1}``."""
@@ -382,13 +387,13 @@ class Live:
         name: str,
         contracted: Contracted,
         slopes: Slopes,
-        multiplier: Tensor,
+        unit: Tensor,
         survivors: Sequence[str],
         layout: Layout,
         inflate: Callable[[Generator], Tensor | None],
         value: Callable[[], Generator],
     ) -> None:
-        r"""Inflate what stays live and add ``w = c v + e`` with ``cov(e) = (2Λ)^{-1}``.
+        r"""Inflate what stays live and add ``w = c v + e`` with ``cov(e) = (2Λ)^{-1}``, ``unit`` its root.
 
         Its covariance is :math:`\tfrac12 \Lambda^{-1/2}(ρK^*Kρ + 1 − ρ^2)\Lambda^{-1/2}`, and its share of the
         inflation noise is :math:`\tfrac{1}{\sqrt2}\Lambda^{-1/2} ρ K^*`; both at once are a square block where
@@ -396,7 +401,7 @@ class Live:
         """
         noise = self.new_block(layout)
         alone = not self._inflate(noise, inflate, survivors)
-        unit, rho = (2 * multiplier).rsqrt(), slopes.rho
+        rho = slopes.rho
         number = None if isinstance(rho, Tensor) else float(rho)
         blocks: dict[int, Block]
         if number is not None and abs(number) == 1:
