@@ -61,7 +61,7 @@ class Run:
             else:  # F^T, since F^* is the transfer function from the tensor to the noise
                 batches.append(from_cells(kernel(value.conj(), self.cells), shape))
         y = self.function(*batches)
-        return y.flatten(1) if self.cells is None else transfer(to_cells(y, self.cells), self.cells).conj()
+        return _rows(y) if self.cells is None else transfer(to_cells(y, self.cells), self.cells).conj()
 
     @torch.no_grad()
     def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
@@ -78,12 +78,17 @@ class Run:
             images = [unit.new_zeros(len(size), *n) for n in self.shapes]
             images[place] = self._image(unit, self.shapes[place])
             y = self.function(*images)
-            y = y.flatten(1) if self.cells is None else to_cells(y, grid).flatten(2).transpose(1, 2).flatten(0, 1)
+            y = _rows(y) if self.cells is None else to_cells(y, grid).flatten(2).transpose(1, 2).flatten(0, 1)
             found.append(column_norms(y))
         return torch.linalg.vector_norm(torch.stack(found), dim=0)
 
     def _image(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         return x.reshape(-1, *shape) if self.cells is None else from_cells(x, shape)
+
+
+def _rows(y: Tensor) -> Tensor:
+    """(batch, features), also of a batch of single numbers."""
+    return y.reshape(len(y), 1) if y.ndim == 1 else y.flatten(1)
 
 
 @dataclass(frozen=True)
