@@ -15,15 +15,7 @@ __all__ = ["Bound"]
 
 
 class Bound(nn.Module):
-    """ℓ.
-
-    Args:
-        start: Its value, or the first one if it is trained.
-        trained: Whether it is trained.
-        floor: Smallest value of a trained one, or None.
-        ceiling: Largest value of a trained one, or None.
-        dtype: Of the parameter.
-    """
+    """ℓ: ``start``, or a trained number that starts there, between ``floor`` and ``ceiling`` if these are given."""
 
     fixed: Tensor
 
@@ -46,7 +38,7 @@ class Bound(nn.Module):
             self.register_buffer("fixed", _round_down(start, dtype))
 
     def assign(self, value: float) -> None:
-        """Set a constant ℓ."""
+        """Set ℓ, if it is not trained."""
         self.start = value
         self.fixed.copy_(_round_down(value, self.fixed.dtype))
 

@@ -16,7 +16,7 @@ from ldlt.engine.plan import Group
 from ldlt.engine.rule import Slopes
 from ldlt.engine.sweep import Sweep
 from ldlt.errors import InfeasibleError, ShapeError
-from ldlt.graph import Affine, Convolution
+from ldlt.graph import Convolution
 
 if TYPE_CHECKING:
     from ldlt.engine.network import Lipschitz
@@ -25,17 +25,11 @@ __all__ = ["load_explicit"]
 
 
 class Inversion(Sweep):
-    """A sweep in which the free matrices are found from the explicit ones.
+    """A sweep in which the free matrices are found from the explicit ones."""
 
-    Attributes:
-        explicit: Explicit parameters by name.
-        wanted: Group -> ``Λ``.
-        inverse: Group -> free tensors by role, or by the name of the parameter.
-    """
-
-    explicit: Mapping[str, Tensor]
-    wanted: Mapping[str, Tensor]
-    inverse: dict[str, dict[str, Tensor]]
+    explicit: Mapping[str, Tensor]  # by parameter name
+    wanted: Mapping[str, Tensor]  # group -> Λ
+    inverse: dict[str, dict[str, Tensor]]  # group -> free tensors by role, or by the name of the parameter
 
     def _multiplier(self, group: Group, slopes: Slopes) -> Tensor:
         return self.wanted[group.name]
@@ -64,13 +58,10 @@ class Inversion(Sweep):
     def _remember(self, group: Group, frame: Frame, weight: Tensor, others: dict[str, Tensor]) -> None:
         """Free matrices that :meth:`Frame.project` takes to this one."""
         parts = frame.split(_hardened(frame, weight))
-        found, place = dict(others), 0
-        for term in group.terms:
-            node = self.graph[term.affine]
-            assert isinstance(node, Affine)
-            count = len(term.members)
-            found[node.weight] = torch.cat(parts[place : place + count], -1)
-            place += count
+        found, waiting = dict(others), list(parts)
+        for term, _, node in self._terms(group):
+            own, waiting = waiting[: len(term.members)], waiting[len(term.members) :]
+            found[node.weight] = torch.cat(own, -1)
         self.inverse[group.name] = found
 
 
