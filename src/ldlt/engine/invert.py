@@ -13,7 +13,7 @@ from ldlt.engine.contraction import Contracted
 from ldlt.engine.factor import Frame
 from ldlt.engine.linalg import unbounded
 from ldlt.engine.plan import Group
-from ldlt.engine.rule import Slopes
+from ldlt.engine.rule import Neurons
 from ldlt.engine.sweep import Sweep
 from ldlt.errors import InfeasibleError, ShapeError
 from ldlt.graph import Convolution
@@ -31,17 +31,17 @@ class Inversion(Sweep):
     wanted: Mapping[str, Tensor]  # group -> Λ
     inverse: dict[str, dict[str, Tensor]]  # group -> free tensors by role, or by the name of the parameter
 
-    def _multiplier(self, group: Group, slopes: Slopes) -> Tensor:
+    def _multiplier(self, group: Group, new: Neurons) -> Tensor:
         return self.wanted[group.name]
 
-    def _contracted(self, group: Group, frame: Frame, slopes: Slopes | None, multiplier: Tensor | None) -> Contracted:
+    def _contracted(self, group: Group, frame: Frame, new: Neurons | None, multiplier: Tensor | None) -> Contracted:
         matrix = self._normalised(group, frame)
-        if slopes is not None and multiplier is not None:
-            matrix = (2**0.5 * slopes.radius * multiplier.sqrt())[:, None] * matrix  # U = √2 r Λ^{1/2} C F
+        if new is not None and multiplier is not None:
+            matrix = (2**0.5 * new.radius * multiplier.sqrt())[:, None] * matrix  # U = √2 r Λ^{1/2} C F
         contraction = self.blueprint.contraction  # of its part in the range
         weight, others = contraction.invert(frame.soften(_hardened(frame, matrix)), self._extra(group))
         self._remember(group, frame, weight, others)
-        return contraction(weight, others, self._straight(group, slopes))
+        return contraction(weight, others, self._straight(group, new))
 
     def _headed(self, group: Group, frame: Frame) -> Tensor:
         head = self.blueprint.head
