@@ -11,8 +11,6 @@ from ldlt.check import positive
 from ldlt.engine import linalg
 from ldlt.errors import BoundError, OptionError
 
-__all__ = ["Bound"]
-
 
 class Bound(nn.Module):
     """ℓ: ``start``, or a trained number that starts there, between ``floor`` and ``ceiling`` if these are given."""
@@ -46,8 +44,8 @@ class Bound(nn.Module):
         # Logarithmic distance from the limits, kept off them so that the gradient does not vanish.
         if math.isfinite(self.high):
             share = min(max(math.log(value / self.low) / math.log(self.high / self.low), 0.02), 0.98)
-            return linalg.unbounded(math.log(share / (1 - share)))
-        return linalg.unbounded(math.log(max(value - self.low, 0.02 * value)))
+            return float(linalg.unbounded(math.log(share / (1 - share))))
+        return float(linalg.unbounded(math.log(max(value - self.low, 0.02 * value))))
 
     def forward(self) -> Tensor:
         """ℓ as a scalar tensor."""

@@ -21,8 +21,6 @@ from ldlt.graph import Convolution
 if TYPE_CHECKING:
     from ldlt.engine.network import Lipschitz
 
-__all__ = ["load_explicit"]
-
 
 class Inversion(Sweep):
     """A sweep in which the free matrices are found from the explicit ones."""

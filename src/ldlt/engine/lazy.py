@@ -11,8 +11,6 @@ from torch import Tensor
 from ldlt.engine.linalg import full_precision
 from ldlt.weights import ActingWeight
 
-__all__ = ["FactoredWeight"]
-
 Verb = Callable[..., Tensor]
 
 

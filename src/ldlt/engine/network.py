@@ -34,8 +34,6 @@ from ldlt.images.grids import Fold, Layout, operator_norm, row_norms
 if TYPE_CHECKING:
     from ldlt.certificates.certificate import Certificate
 
-__all__ = ["Lipschitz", "Scaled", "sample_shape"]
-
 ROUNDING = 4
 """Rounding units of an output's magnitude that constants of outputs and of their differences allow for."""
 

@@ -25,8 +25,6 @@ from ldlt.graph.convolution import Cells, meet, natural
 from ldlt.images.convolutions import node_cells
 from ldlt.images.grids import Layout, cell_rows, phases
 
-__all__ = ["LARGEST", "OUTPUT", "FreeTerm", "Group", "Place", "Plan", "Step", "largest_dense", "make_plan"]
-
 OUTPUT = "(output)"
 """Name of the output's group."""
 LARGEST = 2**28

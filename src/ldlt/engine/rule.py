@@ -36,8 +36,6 @@ from ldlt.engine.factor import Block, Frame, Generator, column_norms, covariance
 from ldlt.engine.linalg import floor_share, gram_cholesky
 from ldlt.images.grids import Cells, Fold, Layout, from_cells, kernel, to_cells, transfer
 
-__all__ = ["Live", "Maps", "Neurons", "Run", "transport"]
-
 
 @dataclass(frozen=True)
 class Run:

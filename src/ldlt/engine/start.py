@@ -36,8 +36,6 @@ from ldlt.graph.fold import Forward, visit
 if TYPE_CHECKING:
     from ldlt.engine.network import Lipschitz
 
-__all__ = ["INITS", "initialise"]
-
 INITS = ("default", "orthogonal", "keep")
 _PROBE = 256
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,6 @@ from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
 from ldlt.graph.convolution import Cells, Spec
 from ldlt.images.convolutions import CirculantWeight, Taps
 from ldlt.images.grids import Layout, row_norms
-
-__all__ = ["Blueprint", "Explicit", "Free", "Sweep"]
 
 _LARGEST_MARGIN = 0.9995  # keeps I − UU^* of a given map away from singular in float32
 
@@ -183,7 +181,7 @@ class Sweep:
         layout = Layout.of(self.graph[groups[0].value].shape, gens[0].layout.cells)
         return replace(stacked(gens, layout).rows(self._order(groups)), layout=layout)
 
-    def _order(self, groups: Sequence[Group]) -> Tensor:
+    def _order(self, groups: Sequence[Group]) -> Any:
         rows = [r for g in groups if (r := self.plan.places[g.name].rows) is not None]
         return self._here(torch.cat(rows).argsort())
 
@@ -201,11 +199,7 @@ class Sweep:
         center, radius = per_neuron(sector.center), per_neuron(sector.radius)
         return Neurons(group.name, place.layout, survivors, center, radius, self._here(place.shared), place.count)
 
-    @overload
-    def _here(self, index: Tensor) -> Tensor: ...
-    @overload
-    def _here(self, index: Tensor | None) -> Tensor | None: ...
-    def _here(self, index: Tensor | None) -> Tensor | None:
+    def _here(self, index: Tensor | None) -> Any:
         return None if index is None else index.to(self.given.bound.device)
 
     def _eliminate(self, group: Group, step: Step) -> None:

@@ -28,15 +28,6 @@ from ldlt.images import grids
 from ldlt.images.grids import Fold, from_cells, impulses, phases, to_cells, transfer
 from ldlt.weights import ActingWeight
 
-__all__ = [
-    "CirculantWeight",
-    "CircularConv",
-    "FrozenSpec",
-    "Taps",
-    "node_cells",
-    "unrolls",
-]
-
 
 class Taps:
     """The transfer function of a convolution on one grid, as a function of its weight.

@@ -27,26 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ldlt.graph.convolution import Cells, meet, natural
-
-__all__ = [
-    "Cells",
-    "Fold",
-    "Layout",
-    "apply",
-    "cell_rows",
-    "from_cells",
-    "impulses",
-    "kernel",
-    "local",
-    "meet",
-    "natural",
-    "operator_norm",
-    "phases",
-    "row_norms",
-    "to_cells",
-    "transfer",
-]
+from ldlt.graph.convolution import Cells
 
 
 def phases(shape: tuple[int, ...], cells: Cells) -> tuple[int, ...]:
