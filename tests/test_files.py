@@ -380,9 +380,9 @@ def test_what_comes_before_a_network_is_certified_with_it(matrix, tmp_path):
     certificate = ldlt.certify(model, 4)
     assert ldlt.deploy(model, certificate, before=(0.5, 1.0)).certificate.bound <= certificate.bound * 0.5001
     local = ldlt.certify(model, 4, region=ldlt.Region("ball", torch.zeros(4).double(), torch.tensor(1.0).double()))
-    for given in ((1.0,), ("a", 0.0), ([1.0, 2.0], 0.0), (math.nan, 0.0), (torch.eye(4), 0.0)):
+    for wrong in ((1.0,), ("a", 0.0), ([1.0, 2.0], 0.0), (math.nan, 0.0), (torch.eye(4), 0.0)):
         with pytest.raises(ldlt.OptionError):
-            ldlt.deploy(net, before=given)
+            ldlt.deploy(net, before=wrong)
     with pytest.raises(ldlt.OptionError, match="region"):
         ldlt.deploy(model, local, before=(0.5, 0.0))
 
