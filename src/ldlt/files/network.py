@@ -19,6 +19,8 @@ __all__ = ["Builder", "Node", "Value", "activations_of", "rows"]
 
 _SAMPLES = 4099  # batch size of the tensors without memory on which shapes are found: no axis of a file is likely to be
 
+_VARIADIC = 2**31 - 1  # what ONNX says for any number of inputs
+
 
 @dataclass(frozen=True, eq=False)
 class Value:
@@ -198,8 +200,6 @@ class Node:
     ) -> None:  # fmt: skip
         self.label, self.operator, self.inputs, self.opset, self.build = label, node.op_type, inputs, opset, build
         self.outputs, self._stem, self._moves = len(node.output), stem, moves
-        while inputs and inputs[-1] is None:
-            inputs.pop()
         attributes, first, most = {}, 1, 2
         if least is None:
             try:
@@ -207,7 +207,10 @@ class Node:
             except Exception as error:
                 raise self.refuse(f"operator set {opset} does not have it") from error
             attributes, first, most = schema.attributes, schema.min_input, schema.max_input
-        if not first <= len(inputs) <= most or any(v is None for v in inputs[:first]):
+        needed = first if most < _VARIADIC else len(inputs)  # of any number of inputs none can be left out
+        while len(inputs) > needed and inputs[-1] is None:
+            inputs.pop()
+        if not first <= len(inputs) <= most or any(v is None for v in inputs[:needed]):
             raise self.refuse(f"{len(inputs)} inputs; expected are {first} to {most}")
         types = {v.dtype for v in inputs if v is not None and v.dtype.is_floating_point}
         if len(types) > 1 and self.operator != "Dropout":
