@@ -194,13 +194,12 @@ def test_options_reach_the_estimator(files, run, monkeypatch):
 
 
 def test_what_cannot_be_proven_is_said(files, run):
-    """With a bound beyond floating point there is no model worth writing, but there is something to do."""
     small = pd.read_csv("iris.csv")
     small.iloc[:, 0] *= 1e-300
     small.to_csv("tiny.csv", index=False)
     code, out, err = run("train", "tiny.csv", *QUICK, "--test-share", 0)
-    assert (code, out, err.count("\n"), "units" in err) == (1, "", 1, True)
-    assert not list(files.glob("tiny.ldlt*"))
+    assert (code, err) == (1, "")
+    assert (table(out)["status"], table(out)["bound"]) == ("not certified", "none")
 
 
 @pytest.mark.parametrize(
@@ -529,7 +528,7 @@ def test_ctrl_c_before_there_is_anything(files, run, monkeypatch):
     monkeypatch.setattr(typer.core.TyperGroup, "list_commands", interrupt)
     for words in (["certify", "net.onnx"], ["train", "iris.csv", "--out", "new.onnx"], ["--help"]):
         code, out, err = run(*words)
-        assert (code, out, err) == (130, "", "ldlt: interrupted\n")
+        assert (code, err) == (130, "ldlt: interrupted\n")
     assert not Path("new.onnx").exists()
 
 
