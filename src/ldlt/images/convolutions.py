@@ -267,11 +267,40 @@ class _Unknown(Exception):
     """There are tensors that nothing can stand for."""
 
 
-_SMOOTH = frozenset(
-    "add sub mul div neg exp log tanh sigmoid softplus pow sqrt rsqrt reciprocal mm bmm sum mean clone alias detach "
-    "_to_copy view _unsafe_view reshape unsqueeze squeeze expand repeat permute transpose t slice select flip cat stack "
-    "zeros_like ones_like new_zeros full".split()
-)
+_SMOOTH = {
+    *(
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "neg",
+        "exp",
+        "log",
+        "tanh",
+        "sigmoid",
+        "softplus",
+        "pow",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+    ),
+    *(
+        "mm",
+        "bmm",
+        "sum",
+        "mean",
+        "clone",
+        "alias",
+        "detach",
+        "_to_copy",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "unsqueeze",
+    ),
+    *("squeeze", "expand", "repeat", "permute", "transpose", "t", "slice", "select", "flip", "cat", "stack"),
+    *("zeros_like", "ones_like", "new_zeros", "full"),
+}
 """Of random numbers they make what is special about them only if it always is: analytic functions, and shapes."""
 
 
