@@ -150,7 +150,6 @@ def _sum(weights: Callable[[float], tuple[float, float]]) -> Rule:
 
 
 def _times(reader: Reader, node: fx.Node) -> None:
-    """A product with a number is a multiple, one with a constant tensor a diagonal map."""
     _multiple(reader, node, [float(a) for a in node.args if isinstance(a, (int, float))])
 
 
@@ -163,16 +162,13 @@ def _over(reader: Reader, node: fx.Node) -> None:
 
 
 def _multiple(reader: Reader, node: fx.Node, numbers: Sequence[float]) -> None:
+    """A product with a number is a multiple, one with a constant tensor a diagonal map."""
     if not all(map(math.isfinite, numbers)):
         raise reader.refusal(node, "a factor is not a finite number")
     if len(reader.live(node)) == 1 and len(numbers) == 1 and numbers[0] != 0:
         reader.wire(node, "sum", numbers)
     else:
         mixes(reader, node)
-
-
-def _negative(reader: Reader, node: fx.Node) -> None:
-    reader.wire(node, "sum", [-1.0])
 
 
 def _lerp(reader: Reader, node: fx.Node) -> None:
@@ -414,7 +410,7 @@ def _sort(reader: Reader, node: fx.Node) -> None:
 register_operation("add", _sum(lambda alpha: (1.0, alpha)), 0)
 register_operation("sub subtract", _sum(lambda alpha: (1.0, -alpha)), 0)
 register_operation("rsub", _sum(lambda alpha: (-alpha, 1.0)), 0)
-register_operation("neg negative", _negative, 0)
+register_operation("neg negative", lambda reader, node: reader.wire(node, "sum", [-1.0]), 0)
 register_operation("mul multiply", _times, 0)
 register_operation("div divide true_divide", _over, 1)
 register_operation("lerp", _lerp, 2)
