@@ -300,16 +300,18 @@ def _fitted(estimator: Any) -> _Claim:
     if not hasattr(estimator, "model_"):
         raise OptionError(f"this {type(estimator).__name__} is not fitted yet: call fit first")
     classes = getattr(estimator, "classes_", None)
-    names = getattr(estimator, "feature_names_in_", None)
+    names = tuple(name for c in estimator.columns_ for name in c.inputs)
+    named = hasattr(estimator, "feature_names_in_")
     meaning = Meaning(
         task=REGRESSION if classes is None else CLASSIFICATION,
         classes=None if classes is None else tuple(_label(c) for c in classes.tolist()),
-        features=None if names is None else tuple(str(n) for n in names),
+        features=names if named else None,
+        columns=estimator.columns_ if named or len(names) > len(estimator.columns_) else None,
         rows=estimator.n_samples_fit_,
         trained_bound=float(estimator.network_.declared_bound),
         architecture=_describe(estimator.network_),
     )
-    return _Claim(estimator.model_, (estimator.n_features_in_,), meaning, lambda: estimator.certificate_)
+    return _Claim(estimator.model_, (len(estimator.mean_),), meaning, lambda: estimator.certificate_)
 
 
 def _label(value: Any) -> Label:
