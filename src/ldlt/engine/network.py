@@ -323,8 +323,8 @@ class Lipschitz(nn.Module):
         is rounding, and a constant output needs no factor.
         """
         unit = self._blueprint.contraction.unit
-        least = unit ** (2 / 3) * found.magnitude().norm() + smallest(unit)
-        return 1 / torch.hypot(operator_norm(found.output()), least)
+        matrix, magnitude = found.output()
+        return 1 / torch.hypot(operator_norm(matrix), unit ** (2 / 3) * magnitude.norm() + smallest(unit))
 
     # -- what is certified -------------------------------------------------------------------------------------------
 
@@ -340,9 +340,9 @@ class Lipschitz(nn.Module):
             with torch.no_grad():
                 found = self._sweep(dtype)
                 gain = 1.0 if self.plan.output.free else self._gain(found).double()
-                matrix = found.output()
+                matrix, magnitude = found.output()
                 matrix = matrix.to(torch.complex128 if matrix.is_complex() else torch.float64) * gain
-                yield matrix, unit * gain * found.magnitude().double(), float(found.bound), found.layout
+                yield matrix, unit * gain * magnitude.double(), float(found.bound), found.layout
 
     @property
     def bound(self) -> float:
