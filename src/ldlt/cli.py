@@ -237,10 +237,12 @@ def train(
     task: Annotated[Task | None, _opt("Found from the target if not given.")] = None,
     drop: Annotated[list[str] | None, _opt("Column to leave out; may be repeated.")] = None,
     radius: Annotated[
-        str | None, _opt("How far classes shall be robust, in standard deviations, or auto; 0.25 if not given.", _radius)
+        str | None,
+        _opt("How far classes shall be robust, in standard deviations, or auto; 0.25 if not given.", _radius),
     ] = None,
     bound: Annotated[
-        float | None, _opt("Of a regression: Lipschitz constant on standardised columns; found if not given.", _POSITIVE)
+        float | None,
+        _opt("Of a regression: Lipschitz constant on standardised columns; found if not given.", _POSITIVE),
     ] = None,
     balanced: Annotated[bool, typer.Option("--balanced", help="All classes weigh the same, also rare ones.")] = False,
     width: Annotated[int, _opt("Neurons per hidden layer.", min=1)] = 128,
@@ -359,13 +361,19 @@ def _test(estimator: Any, deployed: Any, features: Any, target: Any) -> dict[str
         right = predicted == target
         classes = estimator.classes_
         counts = np.array([[np.sum((target == c) & (predicted == p)) for p in classes] for c in classes])
-        recall = {str(c): float(row[i] / row.sum()) for i, (c, row) in enumerate(zip(classes, counts)) if row.sum()}
+        recall = {
+            str(c): float(row[i] / row.sum())
+            for i, (c, row) in enumerate(zip(classes, counts, strict=True))
+            if row.sum()
+        }
         return {
             "accuracy": float(right.mean()),
             "largest_class": float(counts.sum(1).max() / len(target)),
             "balanced_accuracy": float(np.mean([*recall.values()])),
             "recall": recall if len(classes) <= _SHOWN else None,
-            "confusion": {str(c): row for c, row in zip(classes, counts.tolist())} if len(classes) <= _SHOWN else None,
+            "confusion": {str(c): row for c, row in zip(classes, counts.tolist(), strict=True)}
+            if len(classes) <= _SHOWN
+            else None,
             "radii": list(RADII),
             "certified_accuracy": [float((right & (reach > r)).mean()) for r in RADII],
             "radii_unit": "standard deviations, and 1 from one category to another",

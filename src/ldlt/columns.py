@@ -21,7 +21,17 @@ import numpy.typing as npt
 from ldlt.check import near
 from ldlt.errors import OptionError, ShapeError
 
-__all__ = ["MOST_CATEGORIES", "MOST_CODES", "Column", "columns_of", "encode", "is_frame", "is_number", "refuse", "weighted_median"]
+__all__ = [
+    "MOST_CATEGORIES",
+    "MOST_CODES",
+    "Column",
+    "columns_of",
+    "encode",
+    "is_frame",
+    "is_number",
+    "refuse",
+    "weighted_median",
+]
 
 MOST_CATEGORIES = 32
 """The most frequent texts of a column that have an input of their own; if there are more, the others share one."""
@@ -73,10 +83,11 @@ class Column:
             return found * _STEP
         numbers = _numbers(self.name, values)
         absent = np.isnan(numbers)
-        if absent.any() and self.fill is None:
-            raise OptionError(f"column '{self.name}' has a missing value in row {int(absent.argmax()) + 1}")
-        filled = np.where(absent, self.fill, numbers) if absent.any() else numbers
-        return np.stack([filled, absent], axis=1) if self.missing else filled[:, None].astype(np.float64)
+        if absent.any():
+            if self.fill is None:
+                raise OptionError(f"column '{self.name}' has a missing value in row {int(absent.argmax()) + 1}")
+            numbers = np.where(absent, self.fill, numbers)
+        return np.stack([numbers, absent], axis=1) if self.missing else numbers[:, None]
 
 
 def is_frame(table: Any) -> bool:
@@ -230,7 +241,7 @@ def _texts(values: Any) -> npt.NDArray[np.str_]:
 
 
 def _text(value: Any) -> str:
-    if value is None or value != value or str(value) == "<NA>":  # NaN, NaT and the missing value of pandas
+    if str(value) in ("None", "nan", "NaT", "<NA>"):
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -252,7 +252,8 @@ def _reason(column: pd.Series, before: int, find: bool) -> str:
         return f"the value {column.iloc[row]} in row {before + row + 1}: remove that row" if bad.any() else ""
     if find:
         return ""
-    odd = [i for i, v in enumerate(column) if v == v and (isinstance(v, bool) or not is_number(str(v)))]
+    there = column.notna()
+    odd = [i for i, v in enumerate(column) if there.iloc[i] and (isinstance(v, bool) or not is_number(str(v)))]
     return f"text ({str(column.iloc[odd[0]])[:40]!r} in row {before + odd[0] + 1}), not numbers" if odd else ""
 
 

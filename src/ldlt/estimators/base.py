@@ -114,7 +114,7 @@ class LipschitzEstimator(BaseEstimator):
     activation: str | Callable[[], nn.Module] = "abs"
     contraction: str = "cayley"
     head: str = "joint"
-    bound: float | str = 1.0
+    bound: float | str | Sequence[float] = 1.0
     loss: str | RowLoss = "margin"
     learning_rate: float = 2e-3
     weight_decay: float = 1e-4

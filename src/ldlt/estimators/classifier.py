@@ -53,7 +53,8 @@ class LipschitzClassifier(ClassifierMixin, LipschitzEstimator):
             on held-out rows; a sequence of numbers are other radii at which certified accuracy counts.
         loss: ``"margin"``: ``(1 − p^q)/q`` with the probability p of the true class in
             ``softmax((y − √2·ℓ·o·onehot)/(ℓ·t))``, which gives up rows that are out of reach (Zhang & Sabuncu, 2018).
-            ``"cross-entropy"``: ``CE(y)``, which does not know ``radius``. Or a function of logits (n, k) and one-hot classes (n, k) to losses (n,).
+            ``"cross-entropy"``: ``CE(y)``, which does not know ``radius``. Or a function of logits (n, k) and one-hot
+            classes (n, k) to losses (n,).
         bound: ℓ of the network on standardised features. Radii do not depend on it when the loss is ``"margin"``,
             which scales with it; with other losses a larger ℓ allows more confident predictions with smaller radii.
         class_weight: None, ``"balanced"`` (``n / (k n_c)``), or a dictionary from class to weight; multiplies
@@ -166,7 +167,8 @@ class LipschitzClassifier(ClassifierMixin, LipschitzEstimator):
         return np.eye(len(self.classes_))[rows.target[:, 0].astype(np.int64)]
 
     def _settings(self) -> tuple[float, ...]:
-        return (float(self.radius),) if np.ndim(self.radius) == 0 and self.radius != "auto" else _SETTINGS  # type: ignore[arg-type]
+        given = isinstance(self.radius, int | float | np.number)
+        return (float(self.radius),) if given else _SETTINGS  # type: ignore[arg-type]
 
     def _adopt(self, setting: float) -> None:
         self.radius_, self.bound_ = setting, float(self.bound)

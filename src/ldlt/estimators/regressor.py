@@ -112,7 +112,7 @@ class LipschitzRegressor(RegressorMixin, LipschitzEstimator):
     def _settings(self) -> tuple[float, ...]:
         if isinstance(self.bound, str):
             return _BOUNDS
-        return tuple(self.bound) if isinstance(self.bound, Sequence) else (self.bound,)
+        return (self.bound,) if np.ndim(self.bound) == 0 else tuple(self.bound)  # type: ignore[return-value,arg-type]
 
     def _adopt(self, setting: float) -> None:
         self.bound_ = float(setting)
