@@ -32,8 +32,6 @@ from ldlt.engine.linalg import SHARE, gram_cholesky, positive, smallest, unbound
 from ldlt.errors import InfeasibleError
 from ldlt.images.grids import Cells, Layout, row_norms
 
-__all__ = ["CONTRACTIONS", "HEADS", "Contracted", "Contraction", "Head", "Square", "chosen", "gap", "given"]
-
 Verb = Callable[[Tensor], Tensor]
 
 
@@ -169,7 +167,7 @@ class Cholesky(Contraction):
     name = "cholesky"
 
     def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
-        return {"log_alpha": torch.tensor(unbounded(math.log(alpha)))}
+        return {"log_alpha": unbounded(math.log(alpha))}
 
     def free_gain(self, gain: float, alpha: float) -> float:
         return gain * math.sqrt(alpha)

@@ -29,19 +29,6 @@ from ldlt.engine.lazy import FactoredWeight
 from ldlt.engine.linalg import floor_share, smallest
 from ldlt.images.grids import Fold, Layout
 
-__all__ = [
-    "LARGEST",
-    "Block",
-    "Frame",
-    "Generator",
-    "column_norms",
-    "covariance",
-    "dense",
-    "factor",
-    "squared",
-    "stacked",
-]
-
 LARGEST = 1e6
 """Largest entry of a free matrix that is used as it is; larger ones are scaled down, so that no product overflows."""
 

@@ -36,8 +36,6 @@ from ldlt.engine.factor import Block, Frame, Generator, column_norms, covariance
 from ldlt.engine.linalg import floor_share, gram_cholesky
 from ldlt.images.grids import Cells, Fold, Layout, from_cells, kernel, to_cells, transfer
 
-__all__ = ["Live", "Maps", "Run", "Slopes", "transport"]
-
 
 @dataclass(frozen=True)
 class Run:
@@ -127,10 +125,13 @@ def transport(move: Run | Maps, parents: Sequence[Generator], layout: Layout) ->
 
 
 @dataclass(frozen=True)
-class Slopes:
-    """Centre and radius of the slopes of the neurons of one group, and which of them have a multiplier in common."""
+class Neurons:
+    """An activation that is to be eliminated, or the part of it that one group is."""
 
-    center: float | Tensor  # c, a number or one per neuron (n,)
+    name: str  # of the new value
+    layout: Layout  # how the n neurons lie on the grid
+    survivors: Sequence[str]  # values that are read afterwards
+    center: float | Tensor  # c of the slopes, a number or one per neuron (n,)
     radius: float | Tensor  # r > 0, likewise
     shared: Tensor | None = None  # for every neuron (n,) the number of its multiplier (None: each has its own)
     count: int = 0  # multipliers where they are shared
@@ -232,49 +233,29 @@ class Live:
         return frame
 
     def free(
-        self,
-        name: str,
-        frame: Frame,
-        contracted: Contracted,
-        slopes: Slopes,
-        multiplier: Tensor,
-        survivors: Sequence[str],
-        layout: Layout,
-        lazy: bool = False,
+        self, new: Neurons, frame: Frame, contracted: Contracted, multiplier: Tensor, lazy: bool = False
     ) -> list[Tensor]:
         r"""Eliminate an activation whose input is a free map.
 
         Args:
-            name: Name of the new value.
+            new: Its neurons.
             frame: Factor ``F`` of the stacked parents.
             contracted: ``(U, K)``, U (n, width of the frame).
-            slopes: Of the n neurons.
             multiplier: ``Λ`` (n,).
-            survivors: Values that are read after this move.
-            layout: How the n neurons lie on the grid.
             lazy: Whether a map may be returned in factored form.
 
         Returns:
             The explicit maps ``C``, (n, d_member) for each member of the frame.
         """
         width = (2 * multiplier).rsqrt()
-        scale = width / slopes.radius
+        scale = width / new.radius
         apart = frame.apart(contracted, scale) if lazy else None
         maps = [scale[:, None] * m for m in frame.right_divide(contracted.matrix)] if apart is None else apart
-        value = partial(transport, Maps(maps), frame.members, layout)
-        self._append(name, contracted, slopes, width, survivors, layout, partial(_spread, frame, contracted), value)
+        value = partial(transport, Maps(maps), frame.members, new.layout)
+        self._append(new, contracted, width, partial(_spread, frame, contracted), value)
         return maps
 
-    def given(
-        self,
-        name: str,
-        value: Generator,
-        slopes: Slopes,
-        balance: Tensor,
-        margin: Tensor,
-        survivors: Sequence[str],
-        layout: Layout,
-    ) -> Tensor:
+    def given(self, new: Neurons, value: Generator, balance: Tensor, margin: Tensor) -> Tensor:
         r"""Eliminate an activation whose input ``v`` is a given linear function of live tensors.
 
         With :math:`T = 2 r F_v F_v^* r` every :math:`\Lambda_{ii} = θ / \sum_j |T_{ij}| q_j / q_i`, ``θ < 1``, ``q >
@@ -282,18 +263,15 @@ class Live:
         keeps it valid, so neurons with a common multiplier take the smallest of theirs, over all frequencies.
 
         Args:
-            name: Name of the new value.
+            new: The neurons.
             value: Generator of ``v`` (n,).
-            slopes: Of the n neurons.
             balance: ``q`` (n,).
             margin: ``θ``, a scalar in (0, 1).
-            survivors: Values that are read after this move.
-            layout: How the n neurons lie on the grid.
 
         Returns:
             The multiplier ``Λ`` (n,).
         """
-        radius = torch.as_tensor(slopes.radius).to(balance)
+        radius = torch.as_tensor(new.radius).to(balance)
         rows = value.matrix() * radius.reshape(-1, 1)  # r F_v
         gram = 2 * (rows @ rows.mH)
         # A small number in the divisor only makes Λ smaller, which is safe; it serves rows that are (nearly) zero.
@@ -301,8 +279,8 @@ class Live:
         sums = sums if sums.ndim == 1 else sums.amax(0)
         sums = sums + floor_share(self.unit) ** 2 * (sums.max().detach() + 2 * self.least * radius.detach() ** 2)
         width = sums.sqrt() / (2 * margin).sqrt()  # gradients of Λ itself would overflow long before these
-        if slopes.shared is not None:
-            width = width.new_zeros(slopes.count).scatter_reduce(0, slopes.shared, width, "amax")[slopes.shared]
+        if new.shared is not None:
+            width = width.new_zeros(new.count).scatter_reduce(0, new.shared, width, "amax")[new.shared]
         matrix = rows / width[:, None]
         lower = gap(matrix)
 
@@ -311,7 +289,7 @@ class Live:
             scaled = None if seen is None else (radius / width)[:, None] * seen
             return None if scaled is None else torch.linalg.solve_triangular(lower, scaled, upper=False)
 
-        self._append(name, given(matrix, lower), slopes, width, survivors, layout, inflate, lambda: value)
+        self._append(new, given(matrix, lower), width, inflate, lambda: value)
         return 0.5 / width.square()
 
     def observe(self, frame: Frame, contracted: Contracted, survivors: Sequence[str]) -> None:
@@ -328,12 +306,9 @@ class Live:
 
     def _append(
         self,
-        name: str,
+        new: Neurons,
         contracted: Contracted,
-        slopes: Slopes,
         width: Tensor,
-        survivors: Sequence[str],
-        layout: Layout,
         inflate: Callable[[Generator], Tensor | None],
         value: Callable[[], Generator],
     ) -> None:
@@ -343,8 +318,9 @@ class Live:
         inflation noise is :math:`\tfrac{1}{\sqrt2}\Lambda^{-1/2} ρ K^*`; both at once are a square block where
         ``|ρ| = 1``, or where nothing else sees the noise.
         """
-        noise, rho = self.new_block(layout), slopes.rho
-        alone = not self._inflate(noise, inflate, survivors)
+        layout, rho = new.layout, new.rho
+        noise = self.new_block(layout)
+        alone = not self._inflate(noise, inflate, new.survivors)
         number = math.inf if isinstance(rho, Tensor) else float(rho)
         blocks: dict[int, Block]
         if abs(number) == 1:
@@ -360,9 +336,9 @@ class Live:
             before = value()
             after = inflate(before)
             assert after is not None
-            blocks = {b: before.flat(b) * slopes.center for b in before.blocks}
-            blocks |= {noise: after * slopes.center, self.new_block(layout): layout.diagonal(width)}
-        self.live[name] = Generator(blocks, width.detach(), layout)
+            blocks = {b: before.flat(b) * new.center for b in before.blocks}
+            blocks |= {noise: after * new.center, self.new_block(layout): layout.diagonal(width)}
+        self.live[new.name] = Generator(blocks, width.detach(), layout)
 
     def _root(self, contracted: Contracted, rho: float | Tensor) -> Square:
         """``N^*`` with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""

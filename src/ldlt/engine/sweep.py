@@ -15,13 +15,11 @@ from ldlt.engine.contraction import Contracted, Contraction, Head, Square
 from ldlt.engine.factor import Frame, Generator, stacked
 from ldlt.engine.linalg import BALANCE, MARGIN, bounded, positive
 from ldlt.engine.plan import FreeTerm, Group, Plan, Step
-from ldlt.engine.rule import Live, Maps, Run, Slopes, transport
+from ldlt.engine.rule import Live, Maps, Neurons, Run, transport
 from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
 from ldlt.graph.convolution import Cells, Spec
 from ldlt.images.convolutions import CirculantWeight, Taps
 from ldlt.images.grids import Layout, row_norms
-
-__all__ = ["Blueprint", "Explicit", "Free", "Sweep"]
 
 _LARGEST_MARGIN = 0.9995  # keeps I − UU^* of a given map away from singular in float32
 
@@ -135,8 +133,8 @@ class Sweep:
                 elif step.joins is not None:
                     self.live[step.joins] = self._joined(step.joins, self.live.live)
             # What is eliminated later does not change the constant of a value.
-            if self.watch is not None and self.watch in (step.transport, step.joins):
-                self.watched = self.live[self.watch].matrix()
+            if self.watch == step.name:
+                self.watched = self.live[step.name].matrix()
             self.live.keep(step.live)
         layout, output = self._heads() if self.plan.output.free else self._given_output()
         return Explicit(self.weights, self.multipliers, self.given.bound, layout, output, self.watched)
@@ -183,62 +181,57 @@ class Sweep:
         layout = Layout.of(self.graph[groups[0].value].shape, gens[0].layout.cells)
         return replace(stacked(gens, layout).rows(self._order(groups)), layout=layout)
 
-    def _order(self, groups: Sequence[Group]) -> Tensor:
+    def _order(self, groups: Sequence[Group]) -> Any:
         rows = [r for g in groups if (r := self.plan.places[g.name].rows) is not None]
-        return torch.cat(rows).argsort().to(self.given.bound.device)
+        return self._here(torch.cat(rows).argsort())
 
-    def _slopes(self, group: Group) -> Slopes:
-        """Sector of the neurons of a group."""
-        node, place = self.graph[group.node], self.plan.places[group.name]
-        assert isinstance(node, Activation)
-        sector, like = self.blueprint.sector(node, self.module), self.given.bound
+    def _neurons(self, group: Group, survivors: Sequence[str]) -> Neurons:
+        node, place = cast(Activation, self.graph[group.node]), self.plan.places[group.name]
+        sector = self.blueprint.sector(node, self.module)
 
         def per_neuron(value: Tensor | float) -> Tensor | float:
             if not isinstance(value, Tensor):
                 return value
-            flat = value.reshape(-1, 1).to(like)  # one number for all, one per channel, or one per feature
+            flat = value.reshape(-1, 1).to(self.given.bound)  # one number for all, one per channel, or one per feature
             flat = flat.expand(-1, node.features // len(flat)).reshape(-1)
-            return flat if place.features is None else flat[place.features.to(flat.device)]
+            return flat if place.features is None else flat[self._here(place.features)]
 
-        shared = None if place.shared is None else place.shared.to(like.device)
-        return Slopes(per_neuron(sector.center), per_neuron(sector.radius), shared, place.count)
+        center, radius = per_neuron(sector.center), per_neuron(sector.radius)
+        return Neurons(group.name, place.layout, survivors, center, radius, self._here(place.shared), place.count)
+
+    def _here(self, index: Tensor | None) -> Any:
+        return None if index is None else index.to(self.given.bound.device)
 
     def _eliminate(self, group: Group, step: Step) -> None:
-        place = self.plan.places[group.name]
-        slopes, extra = self._slopes(group), self.given.extra[group.name]
+        place, extra, new = self.plan.places[group.name], self.given.extra[group.name], self._neurons(group, step.live)
         if group.free:
             frame = self.live.factor(group.members, step.live)
-            multiplier = self._multiplier(group, slopes)
-            contracted = self._contracted(group, frame, slopes, multiplier)
-            lazy = self._lazy(group)
-            maps = self.live.free(group.name, frame, contracted, slopes, multiplier, step.live, place.layout, lazy)
-            self._assign(group, maps)
+            multiplier = self._multiplier(group, new)
+            contracted = self._contracted(group, frame, new, multiplier)
+            self._assign(group, self.live.free(new, frame, contracted, multiplier, self._lazy(group)))
         else:
-            rows = None if place.rows is None else place.rows.to(self.given.bound.device)
             margin = _LARGEST_MARGIN * torch.sigmoid(bounded(extra["margin"], MARGIN))
             balance = positive(extra["log_balance"], BALANCE)
             if group.node in self.plan.images:
-                balance = balance[slopes.shared]
-            value = self.live[group.value].rows(rows)
-            multiplier = self.live.given(group.name, value, slopes, balance, margin, step.live, place.layout)
-        if place.every is not None and slopes.shared is not None:  # from those of a cell to every row
-            values = multiplier.new_zeros(slopes.count).index_copy(0, slopes.shared, multiplier)
-            multiplier = values[place.every.to(multiplier.device)]
+                balance = balance[new.shared]
+            multiplier = self.live.given(new, self.live[group.value].rows(self._here(place.rows)), balance, margin)
+        if place.every is not None and new.shared is not None:  # from those of a cell to every row
+            values = multiplier.new_zeros(new.count).index_copy(0, new.shared, multiplier)
+            multiplier = values[self._here(place.every)]
         self.multipliers[group.name] = multiplier
 
-    def _multiplier(self, group: Group, slopes: Slopes) -> Tensor:
+    def _multiplier(self, group: Group, new: Neurons) -> Tensor:
         found = positive(self.given.extra[group.name]["log_multiplier"])
-        return found if slopes.shared is None else found[slopes.shared]
+        return found if new.shared is None else found[new.shared]
 
-    def _contracted(self, group: Group, frame: Frame, slopes: Slopes | None, multiplier: Tensor | None) -> Contracted:
-        """``(U, K)`` of a group; without slopes, of a head that others follow."""
-        return self.blueprint.contraction(
-            self._project(group, frame), self._extra(group), self._straight(group, slopes)
-        )
+    def _contracted(self, group: Group, frame: Frame, new: Neurons | None, multiplier: Tensor | None) -> Contracted:
+        """``(U, K)`` of a group; without neurons, of a head that others follow."""
+        contraction = self.blueprint.contraction
+        return contraction(self._project(group, frame), self._extra(group), self._straight(group, new))
 
-    def _straight(self, group: Group, slopes: Slopes | None) -> bool:
+    def _straight(self, group: Group, new: Neurons | None) -> bool:
         """Whether ``K`` is only divided by."""
-        rho = None if slopes is None else slopes.rho
+        rho = None if new is None else new.rho
         return group.name in self.plan.straight and isinstance(rho, float | int) and abs(rho) in (0, 1)
 
     def _headed(self, group: Group, frame: Frame) -> Tensor:
@@ -261,9 +254,7 @@ class Sweep:
 
     def _terms(self, group: Group) -> Iterable[tuple[FreeTerm, Tensor | None, Affine]]:
         for term, rows in zip(group.terms, self.plan.places[group.name].terms, strict=True):
-            node = self.graph[term.affine]
-            assert isinstance(node, Affine)
-            yield term, None if rows is None else rows.to(self.given.bound.device), node
+            yield term, self._here(rows), cast(Affine, self.graph[term.affine])
 
     def _split(self, group: Group, matrix: Callable[[Affine], Tensor]) -> list[Tensor]:
         """Columns of the terms' matrices by member, rows in the order of the group."""
