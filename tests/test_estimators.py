@@ -22,12 +22,11 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import ldlt
 from ldlt import LipschitzClassifier, LipschitzRegressor
-from ldlt.estimators import base, certification, fitting, plots
+from ldlt.estimators import certification, fitting, plots
 from ldlt.estimators.rows import Restore, Rows, location_and_scale, merge
 
 QUICK = {
     "hidden": (16,),
-    "architecture": "feedforward",
     "contraction": "cholesky",
     "bound": 1.0,
     "epochs": 15,
@@ -177,18 +176,13 @@ def test_no_attack_within_the_radius_changes_a_prediction(classifier, wine):
 
     inside = attack(classifier.model_, test, margin, radius * (1 - 1e-9))
     assert np.array_equal(classifier.predict(inside.numpy()), predicted.numpy())
-    # The attack is worth something: a few radii further out it succeeds.
-    outside = attack(classifier.model_, test, margin, radius * 3)
-    assert (classifier.predict(outside.numpy()) != predicted.numpy()).mean() > 0.5
     standard = classifier.certified_radius(test, units="standard")
-    scale = torch.tensor(classifier.scale_)
-    inside = attack(
-        torch.nn.Sequential(classifier.model_[1]),
-        (test - classifier.mean_) / classifier.scale_,
-        margin,
-        standard * 0.999,
-    )
-    assert np.array_equal(classifier.predict((inside * scale).numpy() + classifier.mean_), predicted.numpy())
+    points = (test - classifier.mean_) / classifier.scale_
+    # The attack is worth something: a few radii further out it succeeds.
+    for share, changed in ((0.999, (0, 0)), (3.0, (0.5, 1))):
+        found = attack(torch.nn.Sequential(classifier.model_[1]), points, margin, standard * share).numpy()
+        moved = classifier.predict(found * classifier.scale_ + classifier.mean_) != predicted.numpy()
+        assert changed[0] <= moved.mean() <= changed[1]
     shares = classifier.certified_accuracy(test, labels, [0.0, 0.1, 0.2])
     assert shares[0] == classifier.score(test, labels)
     assert (np.diff(shares) <= 0).all()
@@ -466,7 +460,7 @@ def test_a_loss_that_is_not_finite_is_told(wine):
 
 
 def test_an_epoch_deals_every_row_once_and_weights_sum_to_mean_losses():
-    for rows, size, steps in ((150, "auto", 4), (5000, "auto", 20), (10**6, "auto", 64), (3, "auto", 3), (5, 64, 1)):
+    for rows, size, steps in ((150, "auto", 4), (5000, "auto", 10), (10**6, "auto", 64), (3, "auto", 3), (5, 64, 1)):
         assert fitting.Batches.steps_for(rows, size) == steps
     batches = fitting.Batches(torch.arange(11).float()[:, None], torch.zeros(11, 1), torch.ones(11), 4)
     dealt = list(batches.deal(np.random.default_rng(0)))
@@ -498,16 +492,6 @@ def test_every_activation_is_certified(activation):
     model = LipschitzClassifier(**options, activation=activation, random_state=0).fit(x, y)
     assert model.certificate_.rigorous
     assert (model.certified_radius(x) > 0).any()
-
-
-@pytest.mark.parametrize("kind", [LipschitzClassifier, LipschitzRegressor])
-def test_many_features_need_no_factorisation_of_their_size(kind):
-    x = np.random.default_rng(0).standard_normal((20, base.WIDE + 1))
-    y = (x[:, 0] > 0).astype(float)
-    options = {"hidden": (4,), "epochs": 1, "random_state": 0}
-    assert type(kind(**options).fit(x, y).network_) is ldlt.nn.FeedForward
-    assert type(kind(**options).fit(x[:, :-1], y).network_) is ldlt.nn.Residual
-    assert type(kind(**options, architecture="residual").fit(x, y).network_) is ldlt.nn.Residual
 
 
 def test_learns_real_data_about_as_well_as_it_can():

@@ -33,14 +33,10 @@ from ldlt.nn import FeedForward, Residual, Standardise
 from ldlt.progress import Progress
 from ldlt.rounding import forward_error
 
-__all__ = ["ACTIVATIONS", "ARCHITECTURES", "WIDE", "LipschitzEstimator"]
+__all__ = ["ACTIVATIONS", "ARCHITECTURES", "LipschitzEstimator"]
 
-ARCHITECTURES: dict[str, Callable[..., Lipschitz]] = {"residual": Residual, "feedforward": FeedForward}
-"""Networks by name; ``"auto"`` is the first one up to :data:`WIDE` inputs, then the second."""
-
-WIDE = 256
-"""With more inputs than this, ``"auto"`` has no map from the input straight to the output: beside the hidden layers
-that map costs a factorisation of one row per input in every step, which grows with their cube."""
+ARCHITECTURES: dict[str, Callable[..., Lipschitz]] = {"feedforward": FeedForward, "residual": Residual}
+"""Networks by name."""
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "abs": Abs,
@@ -67,8 +63,8 @@ class LipschitzEstimator(BaseEstimator):
 
     Args:
         hidden: Widths of the hidden layers.
-        architecture: ``"residual"`` (LDLT-R), ``"feedforward"`` (LDLT-L), or ``"auto"``: the first one, but the second
-            one for more than 256 inputs, where it trains much faster.
+        architecture: ``"feedforward"`` (LDLT-L), or ``"residual"`` (LDLT-R), which has a free map from the input to the
+            output beside the hidden layers: that costs a factorisation of a row per input in every step.
         activation: A key of :data:`ldlt.estimators.base.ACTIVATIONS`, or what makes an activation module, such as
             ``functools.partial(ldlt.activations.GroupSort, 4)``.
         contraction: ``"cayley"``, ``"cholesky"`` or ``"symmetric"``, see :class:`ldlt.Lipschitz`.
@@ -77,8 +73,8 @@ class LipschitzEstimator(BaseEstimator):
         loss: Of every row; see the estimator.
         learning_rate: Step size of AdamW at the start of :meth:`fit`; it falls to zero along a cosine.
         weight_decay: Of AdamW.
-        epochs: Largest number of passes over the rows. ``"auto"``: as many as make a fixed number of steps.
-        batch_size: Rows per step. ``"auto"``: 256, more where there are very many rows.
+        epochs: Largest number of passes over the rows. ``"auto"``: as many as make 600 steps, but 30 to 100.
+        batch_size: Rows per step. ``"auto"``: 512, more where there are very many rows.
         early_stopping: Hold out rows, keep the epoch that is the best on them, stop after ``patience`` epochs without a
             better one.
         validation_fraction: Share of the rows held out, for a classifier of every class.
@@ -108,15 +104,15 @@ class LipschitzEstimator(BaseEstimator):
         feature_names_in_: Names of the columns, if they were fitted as a data frame.
     """
 
-    hidden: Sequence[int] = (128, 128)
+    hidden: Sequence[int] = (256, 256)
     _: KW_ONLY
-    architecture: str = "auto"
+    architecture: str = "feedforward"
     activation: str | Callable[[], nn.Module] = "abs"
     contraction: str = "cayley"
     head: str = "joint"
     bound: float | str | Sequence[float] = 1.0
     loss: str | RowLoss = "margin"
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     weight_decay: float = 1e-4
     epochs: int | str = "auto"
     batch_size: int | str = "auto"
@@ -178,7 +174,7 @@ class LipschitzEstimator(BaseEstimator):
     # -- arguments and rows ------------------------------------------------------------------------------------------
 
     def _check_options(self) -> None:
-        choice("architecture", self.architecture, ("auto", *ARCHITECTURES))
+        choice("architecture", self.architecture, tuple(ARCHITECTURES))
         if not callable(self.activation):
             choice("activation", self.activation, tuple(ACTIVATIONS))
         if not callable(self.loss):
@@ -320,14 +316,10 @@ class LipschitzEstimator(BaseEstimator):
 
     def _start(self, outputs: int, seed: int) -> Lipschitz:
         """A network with start values that the seed decides."""
-        d = len(self.mean_)
-        name = self.architecture
-        if name == "auto":
-            name = "residual" if d <= WIDE else "feedforward"
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone, which is what is restored
-            return ARCHITECTURES[name](
-                d,
+            return ARCHITECTURES[self.architecture](
+                len(self.mean_),
                 self._widths(),
                 outputs,
                 bound=self.bound_,

@@ -31,13 +31,10 @@ _SETTINGS = (0.25, 0.1, 0.5, 0.0, 1.0)
 """Radii that ``"auto"`` tries; the first ones win ties."""
 
 
-_LEAST = 0.1  # below this, temperature and margin only fit the training rows
-_POWER = 0.15
-
-
-def _temperature(radius: float) -> float:
-    """How gently the loss asks for the margin, in units of ℓ."""
-    return min(max(_LEAST, 0.6 * radius), 0.5)
+def _asked(radius: float) -> tuple[float, float, float]:
+    """Margin and temperature of the loss in units of ℓ, and its power: chosen on data sets, see docs/estimators.md."""
+    margin = max(0.1, 0.3 + 0.4 * (radius - 0.25) if radius > 0.25 else 0.1 + 0.8 * radius)
+    return margin, min(max(0.1, 0.6 * radius), 0.5), min(0.15, 0.6 * radius)
 
 
 @dataclass(eq=False, repr=False)
@@ -167,15 +164,16 @@ class LipschitzClassifier(ClassifierMixin, LipschitzEstimator):
         return np.eye(len(self.classes_))[rows.target[:, 0].astype(np.int64)]
 
     def _settings(self) -> tuple[float, ...]:
-        given = isinstance(self.radius, int | float | np.number)
-        return (float(self.radius),) if given else _SETTINGS  # type: ignore[arg-type]
+        if isinstance(self.radius, str | Sequence):
+            return _SETTINGS
+        return (float(self.radius),)
 
     def _adopt(self, setting: float) -> None:
-        self.radius_, self.bound_ = setting, float(self.bound)
-        self.temperature_ = _temperature(setting) * self.bound_ if self.loss == "margin" else 1.0
+        self.radius_, self.bound_ = setting, float(self.bound)  # type: ignore[arg-type]
+        self.temperature_ = _asked(setting)[1] * self.bound_ if self.loss == "margin" else 1.0
 
     def _shortfall(self, net: Lipschitz, held: Batches) -> float:
-        wanted = [0.25] if isinstance(self.radius, str) else list(self.radius)  # type: ignore[arg-type]
+        wanted = list(self.radius) if isinstance(self.radius, tuple | list) else [0.25]
         with torch.no_grad():
             logits = net(held.x)
             right = logits.argmax(1) == held.target.argmax(1)
@@ -189,12 +187,13 @@ class LipschitzClassifier(ClassifierMixin, LipschitzEstimator):
         t = self.temperature_
         if self.loss == "cross-entropy":
             return lambda logits, truth: torch.logsumexp(logits, -1) - (logits * truth).sum(-1)
-        offset = math.sqrt(2) * self.bound_ * max(_LEAST, self.radius_)
+        margin, _, power = _asked(self.radius_)
+        offset = math.sqrt(2) * self.bound_ * margin
 
         def loss(logits: Tensor, truth: Tensor) -> Tensor:
             shifted = (logits - offset * truth) / t  # in units of the temperature: steps do not depend on the bound
             likely = (shifted * truth).sum(-1) - torch.logsumexp(shifted, -1)
-            return -torch.expm1(_POWER * likely) / _POWER
+            return -torch.expm1(power * likely) / power if power else -likely
 
         return loss
 

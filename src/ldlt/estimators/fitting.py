@@ -22,8 +22,8 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 """Outputs (n, k) and targets (n, k) to the losses of the rows (n,)."""
 
 _WORTH_RECORDING = 40  # steps; recording costs about as much as twenty steps run by Python
-_AUTO_BATCH, _LEAST_STEPS, _MOST_STEPS = 256, 4, 64  # rows of a batch, batches of an epoch
-_AUTO_STEPS, _LEAST_EPOCHS, _MOST_EPOCHS = 1600, 30, 100
+_AUTO_BATCH, _LEAST_STEPS, _MOST_STEPS = 512, 4, 64  # rows of a batch, batches of an epoch
+_AUTO_STEPS, _LEAST_EPOCHS, _MOST_EPOCHS = 600, 30, 100
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Batches:
 
     @staticmethod
     def steps_for(rows: int, batch_size: int | str) -> int:
-        """Steps per epoch: ``"auto"`` are batches of 256, but 4 to 64 of them."""
+        """Steps per epoch: ``"auto"`` are batches of 512, but 4 to 64 of them."""
         if batch_size == "auto":
             steps = min(max(math.ceil(rows / _AUTO_BATCH), _LEAST_STEPS), _MOST_STEPS)
         else:
@@ -76,7 +76,7 @@ class Batches:
         return max(1, min(steps, rows))
 
     def epochs_for(self, epochs: int | str) -> int:
-        """Epochs: ``"auto"`` are 1,600 steps, but 30 to 100 epochs."""
+        """Epochs: ``"auto"`` are 600 steps, but 30 to 100 epochs."""
         if epochs == "auto":
             return min(max(math.ceil(_AUTO_STEPS / self.steps), _LEAST_EPOCHS), _MOST_EPOCHS)
         return int(epochs)
