@@ -39,7 +39,9 @@ MOST_CATEGORIES = 32
 MOST_CODES = 10
 """Up to so many different numbers among texts are taken for names of categories, such as A, B, 1, 2."""
 
-_STEP = math.sqrt(0.5)
+STEP = math.sqrt(0.5)
+"""The input of a category that is there."""
+
 _TOLD = 8  # reasons in a message
 _DATE = re.compile(r"\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?)\s*")
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
@@ -55,6 +57,8 @@ class Column:
         missing: Whether one more input tells that the number is missing.
         categories: The texts that have an input of their own; None for a number. A missing text is ``""``.
         other: Whether all other texts share an input; if they do not, all inputs are 0 for them.
+        strict: Whether other texts are refused.
+        instead: The text that stands for a missing one.
     """
 
     name: _Text
@@ -62,6 +66,8 @@ class Column:
     missing: bool = False
     categories: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=100_000)] | None = None
     other: bool = False
+    strict: bool = False
+    instead: _Text = ""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -77,10 +83,19 @@ class Column:
             OptionError: A value is no number, or missing where that was not foreseen.
         """
         if self.categories is not None:
-            found = _texts(values)[:, None] == np.array(self.categories, dtype=str)
+            texts = _texts(values)
+            texts = np.where(texts == "", self.instead, texts)
+            found = texts[:, None] == np.array(self.categories, dtype=str)
+            unknown = ~found.any(axis=1)
+            if self.strict and unknown.any():
+                row = int(unknown.argmax())
+                raise OptionError(
+                    f"column '{self.name}' has {str(texts[row])[:40]!r} in row {row + 1}, which is no category of it"
+                    f"{near(texts[row], self.categories)}"
+                )
             if self.other:
-                found = np.concatenate([found, ~found.any(axis=1, keepdims=True)], axis=1)
-            return found * _STEP
+                found = np.concatenate([found, unknown[:, None]], axis=1)
+            return found * STEP
         numbers = _numbers(self.name, values)
         absent = np.isnan(numbers)
         if absent.any():
@@ -235,12 +250,13 @@ def _texts(values: Any) -> npt.NDArray[np.str_]:
     for value in np.asarray(values, dtype=object).tolist():
         key = type(value), value  # 1 and True are equal
         if key not in kinds:
-            kinds[key] = _text(value)
+            kinds[key] = text_of(value)
         found.append(kinds[key])
     return np.array(found, dtype=str)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as the name of a category; ``""`` if it is missing."""
     if str(value) in ("None", "nan", "NaT", "<NA>"):
         return ""
     if isinstance(value, float) and value.is_integer():

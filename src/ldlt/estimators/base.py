@@ -419,28 +419,29 @@ class LipschitzEstimator(BaseEstimator):
         there is a warning.
         """
         check_is_fitted(self)
-        return self._certificate("data", self.model_, 1 / float(np.min(self.scale_)), self._tail()[1])
+        return self._certificate("data", self.model_, 1 / float(np.min(self.scale_)))
 
     @property
     def standard_certificate_(self) -> Certificate:
         """Certificate of the frozen network ``model_[1]``: its constants on standardised inputs, at most ``bound``."""
         check_is_fitted(self)
-        return self._certificate("standard", self.model_[1], 1.0, 1.0)
+        return self._certificate("standard", self.model_[1], 1.0)
 
-    def _certificate(self, units: str, model: nn.Module, before: float, behind: float) -> Certificate:
+    def _certificate(self, units: str, model: nn.Module, before: float) -> Certificate:
         if units not in self._certificates:
-            self._certificates[units] = self.certify_model(model, len(self.mean_), before, behind)
+            self._certificates[units] = self.certify_model(model, len(self.mean_), before, units == "data")
         return self._certificates[units]
 
-    def certify_model(self, model: nn.Module, inputs: int, before: float, behind: float) -> Certificate:
-        """Certificate of a plain module that has the frozen network between two affine maps.
+    def certify_model(self, model: nn.Module, inputs: int, before: float, tail: bool = True) -> Certificate:
+        """Certificate of a plain module that has the frozen network behind an affine map.
 
         Args:
             model: The module.
             inputs: Number of its inputs.
             before: At least the norm of the map in front of the network.
-            behind: At least the norm of the map behind it.
+            tail: Whether the way back to the target's units is behind it.
         """
+        behind = self._tail()[1] if tail else 1.0
         net = copy.deepcopy(self.network_).double()
         found = certificate_of(
             model,
