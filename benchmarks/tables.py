@@ -128,9 +128,7 @@ def regress(seeds: int) -> None:
         problems["california housing"] = fetch_california_housing(return_X_y=True, download_if_missing=False)
     except OSError:
         print("california housing is not at hand (sklearn.datasets.fetch_california_housing fetches it)")
-    print(
-        "\n| set | model | R² | change of the output per unit of input, standardised | seconds |\n|---|---|---:|---:|---:|"
-    )
+    print("\n| set | model | R² | constant, standardised | seconds |\n|---|---|---:|---:|---:|")
     for name, (features, target) in problems.items():
         for label, make in REGRESSORS.items():
             runs = []
