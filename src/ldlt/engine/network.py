@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -271,6 +271,31 @@ class Lipschitz(nn.Module):
                 weights = {**weights, **stack.enter_context(_running_statistics(module))}
             y: Tensor = functional_call(module, weights, (x,))
         return y, found
+
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """The network as a function of its input, whose explicit weights are computed once, now; differentiable.
+
+        For what calls a network many times in one step: a recurrence over time, a solver, a Jacobian.
+
+        Raises:
+            GraphError: Batch normalisation in training mode updates its statistics in every call.
+
+        Example:
+            >>> net = Lipschitz(nn.Sequential(nn.Linear(4, 4)), input_shape=4)
+            >>> f = net.function()
+            >>> f(f(torch.randn(2, 4))).shape
+            torch.Size([2, 4])
+        """
+        if self.training and self._normalises:
+            raise GraphError("batch normalisation updates its statistics in every call: call net.eval() first")
+        found = self._sweep()
+        gain = None if self.plan.output.free else self._gain(found)
+
+        def run(x: Tensor) -> Tensor:
+            y: Tensor = functional_call(self.module, found.weights, (x,))
+            return y if gain is None else gain * y
+
+        return run
 
     @contextlib.contextmanager
     def cached(self) -> Iterator[None]:
