@@ -262,7 +262,7 @@ class Shifted(_Map):
         bound = self.certificate.bound
         if not (self.certificate.rigorous and bound < self.center):
             raise CertificateError(
-                f"the map is not proven invertible: the constant {bound:.6g} of the network must be proven, and be below "
+                f"the map is not proven invertible: its constant {bound:.6g} must be proven, and be below "
                 f"{self.center:g}"
             )
         self.lower = math.nextafter(self.center - bound, 0.0)
