@@ -199,3 +199,124 @@ def test_sequences_of_another_shape(u):
         net(u)
     with pytest.raises(ldlt.ShapeError):
         net(torch.zeros(3, 5, 2), torch.zeros(3, 5))
+
+
+# ------------------------------------------------------------------------------ several inputs, outputs, bounds
+
+
+class Actor(nn.Module):
+    """An observation and a goal to a policy and a value."""
+
+    def __init__(self, kind: type = dict) -> None:
+        super().__init__()
+        self.kind = kind
+        self.see, self.aim = nn.Linear(4, 8), nn.Linear(2, 8)
+        self.inner, self.policy, self.value = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+
+    def forward(self, obs, goal):
+        h = torch.relu(self.see(obs) + self.aim(goal))
+        h = h + torch.tanh(self.inner(h))
+        found = {"policy": self.policy(h), "value": self.value(h)}
+        return found if self.kind is dict else self.kind(found.values())
+
+
+BOUNDS = {"policy": 2.0, "value": 0.5}
+SHAPES = {"obs": (4,), "goal": (2,)}
+
+
+def _slopes(net: ldlt.Lipschitz, seed: int = 0) -> torch.Tensor:
+    """Exact Jacobians of the frozen map (points, outputs, inputs), in units of the metric."""
+    frozen = net.frozen_map().double().eval()
+    x = torch.randn(20, net.input_shape[0], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows = frozen(x[:1]).shape[1]
+    spread = x.repeat_interleave(rows, 0).requires_grad_()
+    (found,) = torch.autograd.grad(frozen(spread), spread, torch.eye(rows, dtype=x.dtype).repeat(len(x), 1))
+    return found.reshape(len(x), rows, -1)
+
+
+@pytest.mark.parametrize("dtype", ROOM)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_output_keeps_its_own_bound(kind, dtype):
+    torch.manual_seed(0)
+    room = 1 + ROOM[dtype]
+    net = ldlt.Lipschitz(Actor().to(dtype), BOUNDS, input_shape=SHAPES, head="orthogonal")
+    _set(net, kind)
+    for part, bound in BOUNDS.items():
+        found = torch.linalg.matrix_norm(_slopes(net)[:, net.joined.parts[part]], 2)
+        assert float(found.max()) <= bound * room
+    assert float(torch.linalg.matrix_norm(_slopes(net), 2).max()) <= net.bound * room
+    rows = ldlt.Lipschitz(Mixed(4, 3).to(dtype), [1.0, 2.0, 3.0], input_shape=4)
+    _set(rows, kind)
+    steepest = _slopes(rows).norm(dim=2).amax(0)
+    assert bool((steepest <= torch.tensor([1.0, 2.0, 3.0]) * room).all())
+    assert bool((rows.output_bounds() <= torch.tensor([1.0, 2.0, 3.0]) * (1 + 1e-4)).all())
+
+
+@pytest.mark.parametrize("dtype", ROOM)
+@pytest.mark.parametrize("kind", KINDS)
+def test_slopes_in_a_metric(kind, dtype):
+    torch.manual_seed(0)
+    units = torch.tensor([1.0, 100.0, 0.01, 3.0])
+    net = ldlt.Lipschitz(Mixed(4, 3).to(dtype), ldlt.Metric(units, bound=2.0), input_shape=4, head="orthogonal")
+    _set(net, kind)
+    frozen = net.freeze().double()
+    x = torch.randn(20, 4, dtype=torch.float64) * units.double()
+    spread = x.repeat_interleave(3, 0).requires_grad_()
+    (found,) = torch.autograd.grad(frozen(spread), spread, torch.eye(3, dtype=x.dtype).repeat(len(x), 1))
+    scaled = found.reshape(20, 3, 4) * units.double()
+    assert float(torch.linalg.matrix_norm(scaled, 2).max()) <= 2 * (1 + ROOM[dtype])
+    if dtype is torch.float64:
+        assert ldlt.lmi.residual(net) >= -1e-9
+
+
+def test_certificates_of_several_inputs_and_metrics(tmp_path):
+    pytest.importorskip("onnx")
+    torch.manual_seed(0)
+    net = ldlt.Lipschitz(Actor(), ldlt.Metric([1.0, 1, 1, 5], [2.0, 2], bound=1.5), input_shape=SHAPES)
+    found = ldlt.certify(net)
+    assert found.rigorous
+    assert found.bound == pytest.approx(1.5, rel=1e-3)
+    ldlt.save(net, tmp_path / "actor.onnx")
+    assert ldlt.verify(tmp_path / "actor.onnx").bound == pytest.approx(1.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [dict, tuple, list])
+def test_inputs_and_outputs_are_those_of_the_module(kind):
+    net = ldlt.Lipschitz(Actor(kind), input_shape=[(4,), (2,)] if kind is not dict else SHAPES)
+    obs, goal = torch.randn(5, 7, 4), torch.randn(5, 7, 2)
+    found, plain = net(obs, goal), net.freeze()(obs.flatten(0, 1), goal.flatten(0, 1))
+    assert type(found) is kind
+    for name in found if kind is dict else range(2):
+        torch.testing.assert_close(found[name].flatten(0, 1), plain[name], rtol=1e-3, atol=1e-4)
+    if kind is dict:
+        torch.testing.assert_close(net(goal=goal, obs=obs)["value"], found["value"])
+
+
+def test_leading_dimensions_are_a_batch():
+    net = ldlt.nn.FeedForward(4, [8], 3)
+    x = torch.randn(5, 7, 4)
+    torch.testing.assert_close(net(x), net(x.flatten(0, 1)).unflatten(0, (5, 7)))
+    torch.testing.assert_close(net(x[0, 0]), net(x[0, :1])[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bound": [1.0, 2.0]},
+        {"bound": [1.0, 2.0, -1.0]},
+        {"bound": {"0": 1.0, "1": 1.0, "3": 1.0}},
+        {"bound": "wide"},
+        {"bound": ldlt.Metric([1.0, 2.0])},
+        {"input_shape": [(4,), (2,)]},
+        {"bound": [1.0, 2.0, 3.0], "output": "scale"},
+    ],
+)
+def test_bounds_that_do_not_fit(options):
+    with pytest.raises(ldlt.LdltError):
+        ldlt.Lipschitz(Mixed(4, 3), **{"input_shape": 4, **options})
+
+
+@pytest.mark.parametrize("scale", [[], [[0.0]], [[math.inf]], ["wide"]])
+def test_what_is_no_metric(scale):
+    with pytest.raises(ldlt.LdltError):
+        ldlt.Metric(*scale)

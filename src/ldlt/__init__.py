@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ldlt.estimators import LipschitzClassifier as LipschitzClassifier  # not in __all__: they need an extra
     from ldlt.estimators import LipschitzRegressor as LipschitzRegressor
     from ldlt.files import Deployed, deploy, load, model_card, read_onnx, save
+    from ldlt.joined import Metric
     from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
     from ldlt.recurrent import Recurrent
     from ldlt.rounding import forward_error
@@ -50,6 +51,7 @@ __all__ = [
     "Inverse",
     "LdltError",
     "Lipschitz",
+    "Metric",
     "MissingExtraError",
     "OnnxError",
     "OptionError",
@@ -80,6 +82,7 @@ __all__ = [
 
 _HOMES = {
     "bilipschitz": ("BiLipschitz", "Inverse"),
+    "joined": ("Metric",),
     "certificates": ("Certificate", "Region", "certify", "verify"),
     "engine.network": ("Lipschitz", "Scaled"),
     "estimators": ("LipschitzClassifier", "LipschitzRegressor"),

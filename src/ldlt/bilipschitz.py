@@ -30,7 +30,7 @@ __all__ = ["BiLipschitz", "Inverse", "Shifted"]
 
 _WINDOW = 6
 """Steps that Anderson's acceleration looks back on."""
-_RIDGE = 1e-12
+_RIDGE = 1e-11
 """Relative weight that keeps its least squares regular where the steps are parallel."""
 _EXACT = 32
 """Features up to which a log-determinant is computed exactly by default."""
@@ -104,7 +104,7 @@ class _Map(nn.Module):
                 (found,) = torch.autograd.grad(value, point, v, retain_graph=True)
                 return found
 
-            return _fixed_point(pulled, gradient, self.center, tolerance, steps)[0]
+            return _fixed_point(pulled, gradient, self.center, self.radius, tolerance, steps)[0]
 
         residual.register_hook(solve)
         return x.detach() + residual
@@ -129,7 +129,7 @@ class _Map(nn.Module):
         if not isinstance(y, Tensor) or y.ndim < 2:
             raise ShapeError("y must be a batch (batch, *shape)")
         with torch.no_grad():
-            return _fixed_point(run, y.detach(), self.center, tolerance, whole("steps", steps))
+            return _fixed_point(run, y.detach(), self.center, self.radius, tolerance, whole("steps", steps))
 
     def log_det(
         self, x: Tensor, *, samples: int | None = None, generator: torch.Generator | None = None
@@ -231,7 +231,7 @@ class BiLipschitz(_Map):
 
     def freeze(self) -> Shifted:
         """An ordinary module of plain weights with the same outputs, whose slopes are proven for these weights."""
-        return Shifted(self.body.freeze(), self.center, self.body.input_shape)
+        return Shifted(self.body.frozen_map(), self.center, self.body.input_shape)
 
     def extra_repr(self) -> str:
         """Summary for ``repr``."""
@@ -287,13 +287,15 @@ class Shifted(_Map):
 
 
 def _fixed_point(
-    run: Callable[[Tensor], Tensor], y: Tensor, center: float, tolerance: float | None, steps: int
+    run: Callable[[Tensor], Tensor], y: Tensor, center: float, radius: float, tolerance: float | None, steps: int
 ) -> tuple[Tensor, int]:
     """``x`` with ``c x + g(x) = y``: ``x ← (y − g(x))/c`` with Anderson's acceleration, sample by sample.
 
     An accelerated step that does not lower the residual of a sample is replaced by a plain one, which always does (by
-    the factor ``r/c``): so the iteration converges whatever the acceleration does.
+    the factor ``r/c``): so the iteration converges whatever the acceleration does. It ends where no sample gets better
+    by half in the time in which plain steps would have done that: what is left is rounding.
     """
+    patience = 2 * _WINDOW + 2 * math.ceil(math.log(0.5) / math.log(radius / center))
     unit = torch.finfo(y.dtype).eps
     stop = 4 * unit if tolerance is None else positive("tolerance", tolerance)
     target = y.flatten(1)
@@ -305,10 +307,10 @@ def _fixed_point(
     f = moved(x)
     size = torch.linalg.vector_norm(f, dim=1)
     points, values = [x], [f]
-    best, least, stale, made = x, size, 0, 0
+    best, least, mark, stale, made = x, size, size, 0, 0
     for made in range(1, steps + 1):  # noqa: B007
         scale = torch.linalg.vector_norm(target, dim=1) / center + torch.linalg.vector_norm(x, dim=1)
-        if bool((least <= stop * scale + torch.finfo(y.dtype).tiny).all()) or stale > 2 * _WINDOW:
+        if bool((least <= stop * scale + torch.finfo(y.dtype).tiny).all()) or stale > patience:
             break
         trial = _mixed(points, values)
         g = moved(trial)
@@ -321,8 +323,9 @@ def _fixed_point(
             new = torch.linalg.vector_norm(g, dim=1)
         x, f, size = trial, g, new
         better = size < least
-        stale = 0 if bool((size < 0.9 * least).any()) else stale + 1  # at the level of rounding nothing improves
         best, least = torch.where(better[:, None], x, best), torch.minimum(size, least)
+        halved = least < 0.5 * mark
+        mark, stale = torch.where(halved, least, mark), 0 if bool(halved.any()) else stale + 1
         points, values = [*points, x][-_WINDOW:], [*values, f][-_WINDOW:]
     return best.reshape(y.shape), made
 
@@ -332,11 +335,10 @@ def _mixed(points: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     x, f = points[-1], values[-1]
     if len(points) == 1:
         return x + f
-    dx = torch.stack([b - a for a, b in pairwise(points)], -1)  # (batch, n, m)
-    df = torch.stack([b - a for a, b in pairwise(values)], -1)
+    dx = torch.stack([b - a for a, b in pairwise(points)], -1).double()  # (batch, n, m)
+    df = torch.stack([b - a for a, b in pairwise(values)], -1).double()
     norm = torch.linalg.vector_norm(df, dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     dx, df = dx / norm, df / norm
-    gram = df.mT @ df
-    ridge = max(_RIDGE, torch.finfo(x.dtype).eps) * torch.eye(gram.shape[-1], dtype=x.dtype, device=x.device)
-    weights = torch.linalg.solve(gram + ridge, df.mT @ f[..., None])
-    return x + f - ((dx + df) @ weights)[..., 0]
+    gram = df.mT @ df + _RIDGE * torch.eye(df.shape[-1], dtype=df.dtype, device=df.device)
+    weights = torch.linalg.solve(gram, df.mT @ f[..., None].double())
+    return x + f - ((dx + df) @ weights)[..., 0].to(x)

@@ -1,8 +1,8 @@
 r"""Several inputs and outputs, and other metrics of the input, as one map of vectors.
 
-The rule, the inequality, certificates and files know networks of one input and one output in Euclidean norms. A module of
-several tensors is one of these on all of its inputs side by side, and a metric is a change of units in front of it: with
-``x = d ∘ z``
+The rule, the inequality, certificates and files know networks of one input and one output in Euclidean norms. A module
+of several tensors is one of these on all of its inputs side by side, and a metric is a change of units in front of it:
+with ``x = d ∘ z``
 
 .. math:: \|Δy\|^2 \le ℓ^2 \sum_i (Δx_i/d_i)^2 \quad\Longleftrightarrow\quad \|Δy\| \le ℓ\,\|Δz\| .
 """
@@ -10,38 +10,47 @@ several tensors is one of these on all of its inputs side by side, and a metric 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ldlt.check import sample_shape
-from ldlt.errors import GraphError, OptionError, ShapeError
-from ldlt.evaluation import evaluating
+from ldlt.check import positive, sample_shape
+from ldlt.errors import BoundError, GraphError, OptionError, ShapeError
+from ldlt.evaluation import evaluating, reference
 
-__all__ = ["Joined", "Metric"]
+__all__ = ["Joined", "Metric", "Promise", "promised"]
 
 Shape = tuple[int, ...]
 Shapes = Sequence[Shape] | Mapping[str, Shape]
 
 
 class Metric:
-    r"""A weighted Euclidean norm of the input, :math:`\|Δx\|_d^2 = \sum_i (Δx_i/d_i)^2`.
+    r"""A bound in a weighted norm of the input, :math:`\|Δy\|^2 \le ℓ^2 \sum_i (Δx_i/d_i)^2`.
 
-    A network of the bound ``ℓ`` in it has :math:`|∂y_j/∂x_i| \le ℓ/d_i`: features of a large unit ``d_i`` may change by
-    much before the output does. Radii are then in units of ``d``.
+    In particular :math:`|∂y_j/∂x_i| \le ℓ/d_i`: features of a large unit ``d_i`` may change by much before the output
+    does. Radii, attacks and certificates are then in units of ``d``.
 
     Args:
-        scale: ``d``, positive numbers, of the shape of one sample or spreading to it; for several inputs one such
+        *scale: ``d``, positive numbers, of the shape of one sample or spreading to it; for several inputs one such
             argument for each.
+        bound: ℓ, or one number per output, as in :class:`ldlt.Lipschitz`.
 
     Example:
-        >>> net = ldlt.nn.FeedForward(2, [16], 1, metric=ldlt.Metric([1.0, 10.0]))
+        >>> net = ldlt.nn.FeedForward(2, [16], 1, bound=ldlt.Metric([1.0, 10.0]))
+        >>> net(torch.zeros(3, 2)).shape
+        torch.Size([3, 1])
     """
 
-    def __init__(self, *scale: Any) -> None:
-        self.scales = [torch.as_tensor(s, dtype=torch.float64) for s in scale]
+    def __init__(self, *scale: Any, bound: Any = 1.0) -> None:
+        self.bound = bound
+        try:
+            self.scales = [torch.as_tensor(s, dtype=torch.float64) for s in scale]
+        except (TypeError, ValueError, RuntimeError):
+            raise OptionError("a metric needs numbers, one per input feature") from None
         if not scale or not all(bool(((s > 0) & s.isfinite()).all()) for s in self.scales):
             raise OptionError("a metric needs positive and finite numbers, one per input feature")
 
@@ -74,7 +83,7 @@ class Joined(nn.Module):
         self.module = module
         self.names = list(shapes) if isinstance(shapes, Mapping) else None
         self.shapes = [sample_shape(s) for s in (shapes.values() if isinstance(shapes, Mapping) else shapes)]
-        like = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
+        like = reference(module)
         if metric is not None:
             self.register_buffer("scale", metric.flat(self.shapes).to(like))
         self.scaled = metric is not None
@@ -86,10 +95,17 @@ class Joined(nn.Module):
         self.kind = type(found)
         tensors = self._tensors(found)
         if not tensors or not all(isinstance(t, Tensor) and t.ndim > 1 for t in tensors.values()):
-            raise GraphError("the outputs of a module are a tensor, or a tuple, list or dictionary of tensors (batch, ...)")
+            raise GraphError(
+                "the outputs of a module are a tensor, or a tuple, list or dictionary of tensors (batch, ...)"
+            )
         self.outputs = {name: tuple(t.shape[1:]) for name, t in tensors.items()}
         ends = torch.tensor([prod(s) for s in self.outputs.values()]).cumsum(0).tolist()
         self.parts = {n: slice(e - prod(s), e) for (n, s), e in zip(self.outputs.items(), ends, strict=True)}
+
+    @property
+    def features(self) -> int:
+        """Features of all inputs."""
+        return sum(prod(s) for s in self.shapes)
 
     def _run(self, inputs: Sequence[Tensor]) -> Any:
         return self.module(*inputs) if self.names is None else self.module(**dict(zip(self.names, inputs, strict=True)))
@@ -129,3 +145,55 @@ class Joined(nn.Module):
         shaped = [p if len(s) == 1 else p.unflatten(1, s) for p, s in zip(parts, self.shapes, strict=True)]
         tensors = [t.flatten(1) for t in self._tensors(self._run(shaped)).values()]
         return torch.cat(tensors, 1) if len(tensors) > 1 else tensors[0]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is bounded by what.
+
+    Attributes:
+        joined: The module as one map of vectors, if it is not one already.
+        bound: ℓ, the largest bound of an output.
+        scales: Bound of each feature of the output (k,) in units of ℓ; None if the bound is one number.
+        apart: Whether each output of the module is a map with a bound of its own.
+    """
+
+    joined: Joined | None
+    bound: float
+    scales: Tensor | None
+    apart: bool
+
+
+def promised(module: nn.Module, bound: Any, input_shape: Any) -> Promise:
+    """Read the arguments ``bound`` and ``input_shape`` of :class:`ldlt.Lipschitz`."""
+    metric = bound if isinstance(bound, Metric) else None
+    value = bound if metric is None else metric.bound
+    several = isinstance(input_shape, Mapping) or (
+        isinstance(input_shape, Sequence) and any(not isinstance(n, Integral) for n in input_shape)
+    )
+    single = isinstance(value, Real | Tensor) and not (isinstance(value, Tensor) and value.ndim)
+    joined = None
+    if several or metric is not None or not single or _has_several_outputs(module, sample_shape(input_shape)):
+        joined = Joined(module, input_shape if several else [sample_shape(input_shape)], metric)
+    if single or joined is None:
+        return Promise(joined, positive("bound", value, BoundError), None, False)
+    sizes = {n: prod(s) for n, s in joined.outputs.items()}
+    apart = len(sizes) > 1
+    names = list(sizes) if apart else [str(i) for i in range(sum(sizes.values()))]
+    given = dict(value) if isinstance(value, Mapping) else dict(zip(names, value, strict=False))
+    if {str(n) for n in given} != set(names) or len(given) != len(value):
+        raise BoundError(f"one bound is needed for each of the outputs {', '.join(names)}")
+    numbers = [positive(f"bound of output {n}", given[n], BoundError) for n in names]
+    most = max(numbers)
+    counts = torch.tensor([sizes[n] for n in names] if apart else [1] * len(names))
+    scales = torch.tensor([v / most for v in numbers], dtype=torch.float64).repeat_interleave(counts)
+    return Promise(joined, most, scales, apart)
+
+
+def _has_several_outputs(module: nn.Module, shape: Shape) -> bool:
+    like = reference(module)
+    with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            return not isinstance(module(like.new_zeros(2, *shape)), Tensor)
+        except Exception:  # the front door says what is wrong
+            return False

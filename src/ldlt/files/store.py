@@ -274,7 +274,7 @@ def _claim(model: Any, certificate: Certificate | None, input_shape: Any) -> _Cl
         return _Claim(model.network, model.input_shape, model.meaning, lambda: model.certificate, strict=True)
     if isinstance(model, Lipschitz):
         meaning = Meaning(trained_bound=model.declared_bound, architecture=_describe(model))
-        return _Claim(model.freeze(), model.input_shape, meaning, multipliers=lambda: _built(model))
+        return _Claim(model.frozen_map(), model.input_shape, meaning, multipliers=lambda: _built(model))
     if not isinstance(model, nn.Module):
         raise OptionError(f"model must be a module or a fitted estimator, not {type(model).__name__}")
     meaning = Meaning(architecture=_describe(model))
