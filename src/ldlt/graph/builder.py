@@ -78,6 +78,8 @@ class Builder:
     def activate(self, name: str, source: str, module: nn.Module | None = None, path: str | None = None) -> str:
         """Add a nonlinearity that suits its input; one number per sample becomes a vector for it."""
         shape = self.nodes[source].shape
+        if 0 in shape:
+            raise UnsupportedOpError(name, "its input has no features; leave it out")
         node = Activation(name, shape or (1,), (source,), module=module, path=path)
         self.suit(node)
         if shape:
