@@ -6,9 +6,9 @@ A map F of the data to a standard normal variable has the log-likelihood
 
     log p(x) = log N(F(x); 0, I) + log |det J_F(x)| .
 
-F is a composition of four `ldlt.BiLipschitz` networks, each of slopes between 0.1 and 1.9 by construction, so every step
-of the optimiser keeps it invertible: no restart, no check, no architecture that exists for the sake of the determinant.
-Samples are inverses of normal ones.
+F is a composition of four `ldlt.BiLipschitz` networks, each of slopes between 0.1 and 1.9 by construction, so every
+step of the optimiser keeps it invertible: no restart, no check, no architecture that exists for the sake of the
+determinant. Samples are inverses of normal ones.
 """
 
 from __future__ import annotations
