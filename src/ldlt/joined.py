@@ -87,11 +87,11 @@ class Joined(nn.Module):
         if metric is not None:
             self.register_buffer("scale", metric.flat(self.shapes).to(like))
         self.scaled = metric is not None
-        with evaluating(module), torch.no_grad():
-            try:
+        try:
+            with evaluating(module), torch.no_grad():
                 found = self._run([torch.zeros(2, *s, dtype=like.dtype, device=like.device) for s in self.shapes])
-            except Exception as error:
-                raise GraphError(f"the module cannot be run on inputs of shapes {self.shapes}: {error}") from error
+        except Exception as error:
+            raise GraphError(f"the module cannot be run on inputs of shapes {self.shapes}: {error}") from error
         self.kind = type(found)
         tensors = self._tensors(found)
         if not tensors or not all(isinstance(t, Tensor) and t.ndim > 1 for t in tensors.values()):
@@ -192,8 +192,8 @@ def promised(module: nn.Module, bound: Any, input_shape: Any) -> Promise:
 
 def _has_several_outputs(module: nn.Module, shape: Shape) -> bool:
     like = reference(module)
-    with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
+    try:
+        with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
             return not isinstance(module(like.new_zeros(2, *shape)), Tensor)
-        except Exception:  # the front door says what is wrong
-            return False
+    except Exception:  # the front door says what is wrong
+        return False
