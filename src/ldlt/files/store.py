@@ -290,7 +290,7 @@ def _claim(model: Any, certificate: Certificate | None, input_shape: Any) -> _Cl
         # Where single outputs have the declared bound, the inequality is scaled to that of the whole map.
         scale = (model.bound / model.declared_bound) ** 2
         built = lambda graph: _Stated([scale * m.double() for m in model.multipliers().values()], model.bound)  # noqa: E731
-        return _Claim(model.freeze(), model.input_shape, meaning, built)
+        return _Claim(model.frozen_map(), model.input_shape, meaning, built)
     if not isinstance(model, nn.Module):
         raise OptionError(f"model must be a module or a fitted estimator, not {type(model).__name__}")
     meaning = Meaning(architecture=_describe(model))
