@@ -25,8 +25,8 @@ from ldlt_bench.commands import main
 from ldlt_bench.data import Archive, Embedded, UnknownSetError
 from ldlt_bench.study import run
 from ldlt_bench.study.protocol import CURVE, PROTOCOLS, RADII, shortened
-from ldlt_bench.study.results import COLUMNS, KEYS, BenchError, Rows, latest, read_rows, write_whole
-from ldlt_bench.study.run import Study, read_settings
+from ldlt_bench.study.results import COLUMNS, KEYS, BenchError, Rows, latest, read_rows, read_settings, write_whole
+from ldlt_bench.study.run import Study
 
 ROOT = Path(__file__).parent.parent
 PAPER, QUICK = PROTOCOLS["paper"], shortened(PROTOCOLS["paper"], 2)

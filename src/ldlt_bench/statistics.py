@@ -23,6 +23,8 @@ References:
     Communications in Statistics A9 (1980) 571-595.
     S. Holm, *A simple sequentially rejective multiple test procedure*, Scandinavian Journal of Statistics 6
     (1979) 65-70.
+    A. Benavoli, G. Corani, J. Demšar and M. Zaffalon, *Time for a change: a tutorial for comparing multiple classifiers
+    through Bayesian analysis*, JMLR 18 (2017) 1-36.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ __all__ = [
     "ScoreError",
     "Scores",
     "average_ranks",
+    "bayesian_signed_rank",
     "check_scores",
     "compare",
     "critical_difference",
@@ -85,6 +88,12 @@ errors of about 1e-16, which must not turn a tie into a win; distinct scores dif
 EXACT = 50
 """Up to this many non-zero differences the p-value of a pair is exact."""
 
+ROPE, DRAWS = 0.01, 5000
+"""Differences of at most one point are practically none; draws from the posterior of a pair."""
+
+POSTERIOR = ("p_a_better", "p_equal", "p_b_better")
+"""Columns of the probabilities of :func:`bayesian_signed_rank`."""
+
 _KEYS = ["dataset", "family", "fold", "seed"]
 
 
@@ -93,15 +102,10 @@ class ScoreError(LdltError, ValueError):
 
 
 def check_scores(scores: pd.DataFrame, algorithms: int = 1, datasets: int = 1) -> pd.DataFrame:
-    """Return the scores in float64, rounded to :data:`DECIMALS`.
-
-    Args:
-        scores: One row per data set, one column per algorithm.
-        algorithms: Smallest number of columns.
-        datasets: Smallest number of rows.
+    """Return scores (one row per data set, one column per algorithm) in float64, rounded to :data:`DECIMALS`.
 
     Raises:
-        ScoreError: If a score is missing or not finite, a name is repeated, or the table is too small.
+        ScoreError: If a score is missing or not finite, a name is repeated, or there are fewer than asked for.
     """
     if not isinstance(scores, pd.DataFrame) or scores.shape[0] < datasets or scores.shape[1] < algorithms:
         raise ScoreError(f"scores must be a DataFrame of at least {datasets} data sets and {algorithms} algorithms")
@@ -219,11 +223,7 @@ def summarise(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def model_ranges(runs: pd.DataFrame, quantities: Sequence[str] = RANGES) -> pd.DataFrame:
-    """Smallest and largest value of sizes of the models over all runs: ``algorithm``, ``quantity``, ``min``, ``max``.
-
-    Raises:
-        ScoreError: If a column is missing.
-    """
+    """Smallest and largest sizes of the models over all runs: ``algorithm``, ``quantity``, ``min``, ``max``."""
     if missing := [name for name in ("family", *quantities) if name not in runs.columns]:
         raise ScoreError(f"the table of runs lacks the columns {missing}")
     long = runs.melt("family", list(quantities), "quantity").groupby(["family", "quantity"], sort=False)["value"]
@@ -237,8 +237,7 @@ class Friedman:
     Attributes:
         datasets: Number N of data sets.
         algorithms: Number k of algorithms.
-        chi2: Friedman's statistic.
-        chi2_p: Its p-value (approximate, from the χ² distribution with ``k - 1`` degrees of freedom).
+        chi2: Friedman's statistic, and ``chi2_p`` its p-value (from the χ² distribution with k − 1 degrees of freedom).
         f: Iman and Davenport's statistic; infinite if all data sets rank the algorithms alike.
         f_df: Its degrees of freedom, ``(k - 1, (k - 1)(N - 1))``.
         f_p: Its p-value (approximate, from the F distribution; exact if ``f`` is infinite).
@@ -434,6 +433,46 @@ def normal_signed_rank(w: float, m: int) -> tuple[float, float, float]:
     return z, float(2 * stats.norm.sf(z)), z / math.sqrt(m)
 
 
+def bayesian_signed_rank(
+    a: ArrayLike, b: ArrayLike, *, rope: float = ROPE, strength: float = 0.5, draws: int = DRAWS, seed: int = 0
+) -> tuple[float, float, float]:
+    r"""Probabilities that A is better, that there is practically no difference, and that B is better.
+
+    The Bayesian signed-rank test (Benavoli et al., 2017). The distribution of differences :math:`z_1, \dots, z_n` has a
+    Dirichlet process as prior, of some strength s at :math:`z_0 = 0`: weights :math:`w \sim \mathrm{Dir}(s, 1, \dots,
+    1)`. With r the half width of the region of practical equivalence,
+
+    .. math::
+
+        \theta_A = \sum_{ij} w_i w_j\,[z_i + z_j > 2r], \quad \theta_B = \sum_{ij} w_i w_j\,[z_i + z_j < -2r], \quad
+        \theta_= = 1 - \theta_A - \theta_B ,
+
+    and each probability is the share of draws of w in which that θ is the largest.
+
+    Args:
+        a: Scores of A, one per data set.
+        b: Scores of B.
+        rope: Half width r of the region of practical equivalence.
+        strength: Strength s of the prior.
+        draws: Number of draws.
+        seed: Seed of the draws.
+
+    Example:
+        >>> bayesian_signed_rank([0.9, 0.8, 0.7, 0.9, 0.8], [0.5, 0.6, 0.4, 0.7, 0.5])[1] < 0.05
+        True
+    """
+    if not (rope >= 0 and strength > 0 and draws >= 1):
+        raise OptionError(f"rope ≥ 0, strength > 0 and draws ≥ 1 are needed, not {rope}, {strength}, {draws}")
+    frame = check_scores(pd.DataFrame({"a": np.asarray(a), "b": np.asarray(b)}))
+    z = np.concatenate([[0.0], (frame["a"] - frame["b"]).to_numpy()])
+    sums = np.round(np.add.outer(z, z), DECIMALS)
+    w = np.random.default_rng(seed).dirichlet([strength, *[1.0] * len(frame)], draws)
+    better, worse = (((w @ side) * w).sum(1) for side in (sums > 2 * rope, sums < -2 * rope))
+    first = np.argmax([better, 1 - better - worse, worse], axis=0)
+    share = np.bincount(first, minlength=3) / draws
+    return float(share[0]), float(share[1]), float(share[2])
+
+
 def holm(p: ArrayLike) -> NDArray[np.float64]:
     """Holm's adjusted p-values, in the order given.
 
@@ -459,13 +498,15 @@ def compare(frames: Mapping[str, pd.DataFrame], *, method: str = "auto") -> pd.D
 
     Returns:
         One row per metric and pair, smallest p of a metric first: ``metric``, ``a``, ``b``, the results of
-        :func:`signed_rank`, ``p_holm`` (corrected over the pairs of the metric) and ``p_holm_global`` (over all).
+        :func:`signed_rank`, ``p_holm`` (corrected over the pairs of the metric), ``p_holm_global`` (over all), and
+        the probabilities of :func:`bayesian_signed_rank`.
     """
     parts = []
     for metric, frame in _check_frames(frames, 2).items():
         part = pd.DataFrame(
             [
                 {"metric": metric, "a": a, "b": b, **signed_rank(frame[a], frame[b], method=method)}
+                | dict(zip(POSTERIOR, bayesian_signed_rank(frame[a], frame[b]), strict=True))
                 for a, b in combinations(frame.columns, 2)
             ]
         )
