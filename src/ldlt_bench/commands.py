@@ -291,7 +291,7 @@ def check(
     broken = {finding.name for finding in found if finding.level in ("error", "unavailable")}
     good = not any(finding.level == "error" for finding in found)
     if as_json:
-        findings = [asdict(finding) for finding in found]
+        findings = [finding._asdict() for finding in found]
         typer.echo(
             json.dumps({"checked": len(names), "sound": len(names) - len(broken), "findings": findings, "ok": good})
         )

@@ -30,11 +30,7 @@ ATTEMPTS, WAIT = 3, 30.0
 
 
 def verify(path: str | Path, sets: int = SETS) -> Archive:
-    """Check a downloaded archive: sizes, every checksum inside the zip file, layout, number of data sets.
-
-    Raises:
-        ArchiveError: If something is wrong.
-    """
+    """Check a downloaded archive: sizes, every checksum inside the zip file, layout, number of data sets."""
     archive = Archive(path)
     try:
         with zipfile.ZipFile(path) as file:
