@@ -11,7 +11,9 @@ import pytest
 from ldlt_bench.report import write_report
 from test_bench_report import runs
 
-BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), "")
+BROWSER = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+)
 WIDTHS = (390, 1280)
 FRAMES = """<!doctype html><body>{frames}<pre id="out"></pre><script>
 window.onload = () => {{ out.textContent = [...document.querySelectorAll("iframe")].map(frame => {{
