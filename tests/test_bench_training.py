@@ -99,14 +99,6 @@ def test_start_reaches_the_network() -> None:
     assert "skew" not in dict(other.module.named_children())
 
 
-def test_estimate_knows_the_contraction() -> None:
-    def cost(family: str, protocol: str) -> float:
-        return estimate_cost(Unit(protocol, "any", family), PROTOCOLS[protocol], 1000, 60, 2)
-
-    assert cost("LDLT-R:cayley", "paper") > cost("LDLT-R", "paper")
-    assert cost("LDLT-R:cayley", "tuned") == cost("LDLT-R", "tuned") > cost("LDLT-R:cholesky", "tuned")
-
-
 def test_width_rule() -> None:
     assert [network_width(n, 2) for n in (3, 8, 9, 11, 12, 22, 23, 262)] == [32, 32, 32, 32, 64, 64, 128, 512]
     assert network_width(36, 2) == 128

@@ -136,12 +136,7 @@ def _check_frames(frames: Mapping[str, pd.DataFrame], algorithms: int = 1) -> di
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of all metrics over the data sets that every algorithm completed.
-
-    Attributes:
-        frames: Metric -> ``DataFrame``, one row per data set and one column per algorithm.
-        dropped: Data set that was left out -> the reason, in words.
-    """
+    """Metric -> scores (data sets × algorithms) over the sets that all completed; set left out -> the reason."""
 
     frames: dict[str, pd.DataFrame]
     dropped: dict[str, str]
@@ -160,9 +155,6 @@ def score_frames(
         runs: One row per run, with the columns ``dataset``, ``family``, ``fold``, ``seed`` and the metrics.
         metrics: Names of the metric columns.
         algorithms: Families to compare, in the order of the columns. All by default, in alphabetical order.
-
-    Raises:
-        ScoreError: If a column is missing, a run is repeated, or no data set is complete.
 
     Example:
         >>> runs = pd.DataFrame(
@@ -203,16 +195,9 @@ def score_frames(
 
 
 def summarise(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Mean and sample standard deviation (divisor ``N - 1``) over data sets.
+    """Mean and sample standard deviation (divisor ``N - 1``) over data sets of every algorithm and metric.
 
-    The deviation says how much data sets differ; it is no error bar of a comparison. It is NaN for one data set.
-
-    Args:
-        frames: Metric -> scores.
-
-    Returns:
-        One row per algorithm and metric: ``algorithm``, ``metric``, ``n`` (data sets), ``mean``, ``sd`` and
-        ``best`` (whether the mean is the highest of its metric).
+    ``best`` marks the highest mean of a metric. The deviation says how much data sets differ; it is no error bar.
     """
     parts = []
     for metric, frame in _check_frames(frames).items():
@@ -498,8 +483,8 @@ def compare(frames: Mapping[str, pd.DataFrame], *, method: str = "auto") -> pd.D
 
     Returns:
         One row per metric and pair, smallest p of a metric first: ``metric``, ``a``, ``b``, the results of
-        :func:`signed_rank`, ``p_holm`` (corrected over the pairs of the metric), ``p_holm_global`` (over all), and
-        the probabilities of :func:`bayesian_signed_rank`.
+        :func:`signed_rank` and :func:`bayesian_signed_rank`, ``p_holm`` (corrected over the pairs of the metric) and
+        ``p_holm_global`` (over all).
     """
     parts = []
     for metric, frame in _check_frames(frames, 2).items():
@@ -522,13 +507,12 @@ def outcomes(
 ) -> pd.DataFrame:
     """Square table, row against column: 1 a significant win, −1 a significant loss, 0 neither.
 
-    A pair is significant if its p-value is at most α. The winner is the one that the ranks of the differences
-    speak for, not the one with the better median.
+    The winner is the one that the ranks of the differences speak for, not the one with the better median.
 
     Args:
         pairs: Tests of one metric, as made by :func:`compare`.
         algorithms: Order of rows and columns.
-        alpha: Level of significance.
+        alpha: Level of significance: a pair is significant if its p-value is at most α.
         p_column: ``p``, ``p_holm`` or ``p_holm_global``.
     """
     if p_column not in ("p", "p_holm", "p_holm_global") or not 0 < alpha < 1:
@@ -545,15 +529,8 @@ def outcomes(
 def standings(means: pd.Series, pairs: pd.DataFrame, *, alpha: float = 0.05, p_column: str = "p_holm") -> pd.DataFrame:
     """Average rank, significant wins and losses, and their strength, best average rank first.
 
-    Args:
-        means: Average ranks, as made by :func:`average_ranks`.
-        pairs: Tests of the same metric, as made by :func:`compare`.
-        alpha: Level of significance.
-        p_column: As in :func:`outcomes`.
-
-    Returns:
-        One row per algorithm: ``algorithm``, ``average_rank``, ``wins``, ``losses``, ``net_wins``, ``win_share`` (wins
-        over the k − 1 opponents) and ``mean_r`` (mean effect size of the significant wins, zero without any).
+    ``win_share`` is wins over the k − 1 opponents, ``mean_r`` the mean effect size of the significant wins, zero
+    without any. ``means`` as made by :func:`average_ranks`, the rest as in :func:`outcomes`.
     """
     ordered = means.sort_values(kind="stable")
     table = outcomes(pairs, list(ordered.index), alpha=alpha, p_column=p_column)
@@ -578,14 +555,8 @@ def standings(means: pd.Series, pairs: pd.DataFrame, *, alpha: float = 0.05, p_c
 class MetricResult:
     """Tests of one metric; what needs more families or data sets than there are is ``None``.
 
-    Attributes:
-        ranks: Average ranks, best first.
-        test: Friedman's and Iman and Davenport's tests.
-        cd: Nemenyi's critical difference.
-        groups: Families that are not distinguished by it.
-        pairs: Wilcoxon tests of the pairs, smallest p first.
-        standings: Significant wins and losses.
-        outcomes: Winner of every pair, row against column.
+    ``ranks``: average ranks, best first; ``cd``, ``groups``: Nemenyi's critical difference, and the families that it
+    does not tell apart; ``outcomes``: winner of every pair, row against column.
     """
 
     ranks: pd.Series

@@ -75,9 +75,7 @@ class Comparison:
         families: Families that are compared.
         excluded: Families without a proven bound or without runs, which enter no statistic -> why.
         runs: The rows of both.
-        scores: Scores over the complete data sets, or None if there is none.
-        summary: Mean and deviation per family and metric, or None.
-        results: Metric -> its tests.
+        scores, summary, results: Over the complete data sets, if there are any.
         notes: What was left out, and why.
     """
 
@@ -107,10 +105,9 @@ class Comparison:
 def compare_runs(
     runs: pd.DataFrame, families: Sequence[str] | None = None, sets: Callable[[str], bool] | None = None
 ) -> Comparison:
-    """Compare the families in the rows of one protocol.
+    """Compare the families in the rows of one protocol, over the data sets with all runs of all families.
 
-    Only data sets with all runs of all families are compared. What cannot be compared is left out with a note, never a
-    reason to fail after hours of work.
+    What cannot be compared is left out with a note, never a reason to fail after hours of work.
 
     Args:
         runs: Rows of one protocol.
@@ -145,14 +142,7 @@ def compare_runs(
 
 @dataclass(frozen=True)
 class Table:
-    """A result and how it is shown.
-
-    Attributes:
-        data: The result in full precision; what CSV prints.
-        shown: Its cells as text, with titles.
-        caption: Title of the table.
-        note: Line below the table; may be empty.
-    """
+    """A result in full precision (what CSV prints), its cells as text with titles, and a line below them."""
 
     data: pd.DataFrame
     shown: pd.DataFrame

@@ -36,9 +36,6 @@ def build_report(frame: pd.DataFrame, settings: Mapping[str, Any] | None = None)
 
     Returns:
         The page as HTML, the same for the same input.
-
-    Raises:
-        ScoreError: If the table is empty, lacks a needed column or has a run twice.
     """
     settings = dict(settings or {})
     missing = [name for name in (*KEYS, *METRICS) if name not in frame.columns]

@@ -50,15 +50,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of networks.
+    """A family of networks: its name in results, the relative cost of a step on wide ones, whether its bound is proven.
 
-    Attributes:
-        name: Its name in results, with the contraction behind a colon if one is asked for.
-        cost: Relative cost of a step on the weights of a wide network (the engine's: by Cholesky); for estimates of
-            time only.
-        form: ``feedforward`` or ``residual`` if it is built by the engine, else ``""``.
-        contraction: Contraction of the engine's networks if one is asked for, else that of the start.
-        certified: Whether its bound is proven.
+    ``form`` is ``feedforward`` or ``residual`` if it is built by the engine; ``contraction``, if one is asked for, goes
+    before that of the start.
     """
 
     name: str

@@ -144,11 +144,8 @@ class Study:
             show: Whether to show progress on standard error.
 
         Raises:
-            UnknownSetError: If a data set does not exist; before anything is done.
             BenchError: If another run works in the folder, a file cannot be written, or workers keep dying. Finished
                 units are safe.
-            OptionError: If the backend is unknown.
-            MissingExtraError: If the backend is not installed.
         """
         if backend not in BACKENDS or (workers is not None and workers < 1):
             raise OptionError(

@@ -31,10 +31,8 @@ __all__ = ["Folds", "Net", "Score", "Stack", "Trainer", "margin_loss", "score"]
 class Score:
     """What a model achieves.
 
-    Attributes:
-        metrics: ``accuracy`` and the columns of ``RADII``: share of rows that are right, and certified beyond a radius.
-        curve: The same at the radii of ``CURVE``.
-        radius: Mean over all rows of the certified radius, at most 1, of those that are right.
+    Shares of rows that are right, and right with a margin: ``accuracy`` and the columns of ``RADII``, and at the radii
+    of ``CURVE``; the mean over all rows of the certified radius, at most 1, of those that are right.
     """
 
     metrics: dict[str, float]
