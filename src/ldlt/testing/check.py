@@ -164,7 +164,7 @@ class _Check:
             self.stopped = True
 
     def freeze(self) -> None:
-        self.bound, self.frozen = self.net.bound, self.net.freeze().double().eval().requires_grad_(False)
+        self.bound, self.frozen = self.net.bound, self.net.frozen_map().double().eval().requires_grad_(False)
 
     def finite(self) -> None:
         """Outputs and gradients are finite; every parameter gets one."""
@@ -375,7 +375,6 @@ def _unchanged(net: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for tensor, old in zip(tensors, kept, strict=True):
                 tensor.copy_(old)
-                tensor.grad = None
 
 
 def check_certificate(

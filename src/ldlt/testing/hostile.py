@@ -227,6 +227,7 @@ def _trained(net: nn.Module, generator: torch.Generator, steps: int = 100, rate:
         gap = first - second
         (-(gap.flatten(1).square().sum(1) + 1e-12).sqrt() / distance).mean().backward()
         optimiser.step()
+    optimiser.zero_grad()
 
 
 def _loaded(net: nn.Module, generator: torch.Generator) -> None:
