@@ -93,6 +93,10 @@ NAMED = {
         ),
         (4,),
     ),
+    "a number per sample": (
+        lambda: Fn(lambda s, x: s.head(F.relu(s.a(x)).sum(1)[:, None]), a=nn.Linear(5, 4), head=nn.Linear(1, 3)),
+        (5,),
+    ),
     "frozen convolution": (
         lambda: nn.Sequential(
             circular(2, 3), nn.ReLU(), frozen(circular(3, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
