@@ -180,6 +180,15 @@ def test_masks_of_images_may_be_loaded():
         assert not found.violations + found.declined
 
 
+def test_squares_of_given_maps_may_be_beyond_float32():
+    net = ldlt.Lipschitz(nn.Sequential(nn.PReLU(), nn.PReLU(), nn.Linear(4, 3)), 0.01, input_shape=4)
+    with torch.no_grad():
+        net.module[0].weight.fill_(1e9)
+        net.module[1].weight.fill_(1e9)
+    found = check_network(net)
+    assert not found.violations + found.declined + found.overflows
+
+
 def test_a_frozen_convolution_follows_its_kernel():
     """However the kernel is changed."""
     plain = ldlt.Lipschitz(nn.Sequential(circular(1, 2), nn.Flatten(), nn.Linear(8, 2)), input_shape=(1, 2, 2)).freeze()
