@@ -153,6 +153,14 @@ def test_odd_modules_are_refused(name):
             call()
 
 
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])
+def test_networks_in_half_precision_are_refused(dtype):
+    net = ldlt.Lipschitz(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), input_shape=4).to(dtype)
+    for call in (net.explicit, net.freeze, net.pair_bounds, lambda: net(torch.zeros(2, 4, dtype=dtype))):
+        with pytest.raises(ldlt.GraphError):
+            call()
+
+
 TRUE = {
     "rsub": lambda s, x: torch.rsub(x, s.layer.bias, alpha=7),
     "rsub of two": lambda s, x: torch.rsub(x, s.layer(x), alpha=7),
