@@ -126,6 +126,11 @@ class Stubborn(nn.Linear):
         raise RuntimeError("no")
 
 
+class Tracked(nn.Module):
+    def forward(self, x):
+        return 20 * x if x.requires_grad else x
+
+
 def _holding(tensor):
     module = Run(lambda s, x: x)
     setattr(module, "extra", tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer("extra", tensor)
@@ -133,6 +138,7 @@ def _holding(tensor):
 
 
 ODD = {
+    "gradients": lambda: nn.Sequential(Tracked(), nn.Linear(4, 2)),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(4)),
     "complex": lambda: _holding(nn.Parameter(torch.ones(2, dtype=torch.complex64))),
     "sparse": lambda: _holding(torch.eye(4).to_sparse()),
