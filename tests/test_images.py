@@ -104,7 +104,7 @@ def same_certificate(net, shape):
     return found.residual
 
 
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(p, marks=pytest.mark.slow) for p in range(2, 6))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 6))])
 def test_random_graphs_satisfy_the_dense_inequality(part):
     """The matrix inequality of the unrolled network; tight with an orthogonal output map; freezing changes nothing."""
     seen = set()

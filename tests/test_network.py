@@ -172,11 +172,7 @@ COMPILED = {
 @pytest.mark.parametrize("name", COMPILED)
 def test_compile(name):
     """One graph, same outputs and gradients, in training and in evaluation (inductor itself is in the slow tests)."""
-    torch._dynamo.reset()
-    net = COMPILED[name]().float()
-    for mode in (True, False):
-        assert torch._dynamo.explain(net.train(mode))(torch.randn(8, 5, dtype=torch.float32)).graph_break_count == 0
-    _check_compiled("aot_eager", net)
+    _check_compiled("aot_eager", COMPILED[name]().float())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -192,13 +188,14 @@ def test_slopes_that_changed_are_seen_by_compiled_networks():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_compile_with_inductor():
-    _check_compiled("inductor", ldlt.nn.Residual(5, [16, 12], 3).float())
+@pytest.mark.parametrize("name", ["feed_forward", "residual", "traced"])
+def test_compile_with_inductor(name):
+    _check_compiled("inductor", COMPILED[name]().float())
 
 
 def _check_compiled(backend, net):
     torch._dynamo.reset()
-    compiled = torch.compile(net, backend=backend, fullgraph=True)
+    compiled = torch.compile(net, backend=backend, fullgraph=True)  # a graph break is an error
     x = torch.randn(8, 5, dtype=torch.float32)
     for mode in (True, False):
         net.train(mode)
@@ -213,22 +210,42 @@ def _check_compiled(backend, net):
             torch.testing.assert_close(a, p.grad, rtol=1e-3, atol=1e-4)
 
 
+DATA = torch.randn(8, 5, generator=torch.Generator().manual_seed(7))
+
+
+def _steps(wrap, data):
+    torch.manual_seed(0)
+    net = wrap(ldlt.nn.Residual(5, [16, 12], 3))
+    optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(2):
+        optimiser.zero_grad()
+        net(data).square().mean().backward()
+        optimiser.step()
+    return [p.detach().numpy() for p in net.parameters()]
+
+
 def _ddp_worker(rank, path, queue):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    net = nn.parallel.DistributedDataParallel(ldlt.nn.Residual(5, [16, 12], 3))
-    optimiser = torch.optim.SGD(net.parameters(), 0.1)
-    data = torch.randn(8, 5, generator=torch.Generator().manual_seed(7))
-    for _ in range(2):
-        optimiser.zero_grad()
-        net(data[4 * rank : 4 * rank + 4]).square().mean().backward()
-        optimiser.step()
-    queue.put((rank, [p.detach().numpy() for p in net.parameters()]))
+    queue.put((rank, _steps(nn.parallel.DistributedDataParallel, DATA[4 * rank : 4 * rank + 4])))
     dist.barrier()  # a process that leaves early would abort the other one
     dist.destroy_process_group()
 
 
+def _agree(found):
+    for ours, alone in zip(found, _steps(lambda net: net, DATA), strict=True):
+        torch.testing.assert_close(torch.from_numpy(ours), torch.from_numpy(alone), rtol=1e-4, atol=1e-5)
+
+
+def test_distributed_data_parallel():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        _agree(_steps(nn.parallel.DistributedDataParallel, DATA))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
 def test_distributed_data_parallel_with_two_processes(tmp_path):
     context = mp.get_context("spawn")
     queue = context.SimpleQueue()
@@ -239,17 +256,8 @@ def test_distributed_data_parallel_with_two_processes(tmp_path):
     for w in workers:
         w.join(60)
         assert w.exitcode == 0
-    torch.manual_seed(0)
-    net = ldlt.nn.Residual(5, [16, 12], 3)
-    optimiser = torch.optim.SGD(net.parameters(), 0.1)
-    data = torch.randn(8, 5, generator=torch.Generator().manual_seed(7))
-    for _ in range(2):
-        optimiser.zero_grad()
-        net(data).square().mean().backward()
-        optimiser.step()
-    for k, p in enumerate(net.parameters()):
-        for rank in range(2):
-            torch.testing.assert_close(torch.from_numpy(results[rank][k]), p.detach(), rtol=1e-4, atol=1e-5)
+    for found in results.values():
+        _agree(found)
 
 
 def test_frozen_is_the_users_own_class():
@@ -376,7 +384,7 @@ def test_empty_modules_and_things_that_are_no_module():
         ldlt.nn.FeedForward(3, [0], 2)
 
 
-@pytest.mark.parametrize("x", [[1.0, 2.0, 3.0], None, torch.randn(3), torch.randn(2, 4), torch.randn(2, 3, 1)])
+@pytest.mark.parametrize("x", [[1.0, 2.0, 3.0], None, torch.randn(4), torch.randn(2, 4), torch.randn(2, 3, 1)])
 def test_bad_inputs(x):
     with pytest.raises(ldlt.ShapeError, match="input must"):
         ldlt.nn.FeedForward(3, [4], 2)(x)
@@ -461,9 +469,9 @@ def test_same_seed_same_network():
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.Tanh])
-@pytest.mark.parametrize("depth", [4, 32, 128])
+@pytest.mark.parametrize("depth", [4, 128])
 def test_signal_and_gradient_do_not_die_with_depth(activation, depth):
-    net = ldlt.nn.FeedForward(16, [64] * depth, 4, activation=activation, head="orthogonal")
+    net = ldlt.nn.FeedForward(16, [32] * depth, 4, activation=activation, head="orthogonal")
     x = torch.randn(64, 16, requires_grad=True)
     y = net(x)
     assert float((y - y.mean(0)).norm(dim=1).mean().detach()) > 0.05
@@ -511,23 +519,21 @@ def test_factored_weights_are_ordinary_tensors_to_everything_but_linear():
     torch.testing.assert_close(nn.functional.linear(x, factored), nn.functional.linear(x, dense))
 
 
-@pytest.mark.parametrize("placing", [0.0, 0.5, 1.0])
-def test_biases_are_placed_in_units_of_the_default_place(placing):
+def test_biases_are_placed_in_units_of_the_default_place():
     """The means of the pre-activations on standard normal inputs scale with ``placing``."""
 
     def means(placing):
         torch.manual_seed(0)
         net = ldlt.nn.FeedForward(6, [64, 64], 2, placing=placing)
-        x = torch.randn(20_000, 6)
-        first = net.freeze()[0](x)
+        first = net.freeze()[0](torch.randn(20_000, 6))
         return first.mean().item(), net.freeze()[2](torch.relu(first)).mean().item()
 
-    one, found = means(1.0), means(placing)
-    assert one[0] > 0.1
-    assert one[1] > 0.1
-    assert found[0] == pytest.approx(placing * one[0], abs=0.02)
-    # the spread of the second layer, and with it the place, depends on the first
-    assert (found[1] > 0.05) == (placing > 0)
+    one = means(1.0)
+    assert min(one) > 0.1
+    for placing in (0.0, 0.5):
+        found = means(placing)
+        assert found[0] == pytest.approx(placing * one[0], abs=0.02)
+        assert (found[1] > 0.05) == (placing > 0)  # the spread of the second layer depends on the first
 
 
 @pytest.mark.parametrize("output", ["free", "scale"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -171,7 +171,7 @@ def promised(module: nn.Module, bound: Any, input_shape: Any) -> Promise:
     several = isinstance(input_shape, Mapping) or (
         isinstance(input_shape, Sequence) and any(not isinstance(n, Integral) for n in input_shape)
     )
-    single = isinstance(value, Real | Tensor) and not (isinstance(value, Tensor) and value.ndim)
+    single = isinstance(value, str) or not (isinstance(value, Mapping | Sequence) or getattr(value, "ndim", False))
     joined = None
     if several or metric is not None or not single or _has_several_outputs(module, sample_shape(input_shape)):
         joined = Joined(module, input_shape if several else [sample_shape(input_shape)], metric)
