@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,6 +97,13 @@ class Commands(TyperGroup):
         """The command that is called."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, Elsewhere) else command, rest
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """The arguments, read; Ctrl-C ends that, too."""
+        try:
+            return super().make_context(*args, **options)
+        except KeyboardInterrupt:
+            raise typer.Exit(_say("interrupted", _INTERRUPTED)) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; what it returns is the exit code."""
@@ -662,27 +668,20 @@ def _done(facts: Mapping[str, Any], begin: float, machine: bool) -> int:
 
 def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Names and values for people, without what is not known; bounds are rounded up, radii down."""
+    from ldlt.files.card import ceiling, floor  # noqa: PLC0415
+
     for name, value in facts.items():
         label = prefix + name.replace("_", " ")
         if isinstance(value, Mapping):
             yield from _rows(value, f"{label} ")
         elif isinstance(value, float) and name.endswith(("bound", "per_unit", "radius")):
-            direction = ROUND_FLOOR if name.endswith("radius") else ROUND_CEILING
-            yield label, "none" if not math.isfinite(value) else _rounded(value, direction)
+            rounded = floor(value, 9) if name.endswith("radius") else ceiling(value)
+            yield label, rounded if math.isfinite(value) else "none"
         elif name not in ("notes", "pair_bounds") and str(value) not in ("", "None", "nan"):
             values = value if isinstance(value, list) else [value]
             texts = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values[:_SHOWN]]
             text = ", ".join(texts) + ", …" * (len(values) > _SHOWN)
             yield label, {"True": "yes", "False": "no"}.get(text, text)
-
-
-def _rounded(value: float, direction: str) -> str:
-    """A number in few digits, rounded in a direction.
-
-    >>> _rounded(1 / 3, ROUND_CEILING), _rounded(2.0, ROUND_FLOOR)
-    ('0.333333334', '2')
-    """
-    return format(Context(prec=9, rounding=direction).create_decimal_from_float(value), "g")
 
 
 def _json(data: Any) -> str:
