@@ -83,7 +83,10 @@ def merge(x: Array, target: Array, weight: Array) -> Rows:
     first = np.flatnonzero(new)
     total: Array = np.add.reduceat(weight[kept[order]], first)
     points = kept[order[first]]
-    return Rows(x[points] + 0.0, target[points] + 0.0, total)
+    rows = Rows(x[points], target[points], total)
+    for part in (rows.x, rows.target):
+        part += 0.0
+    return rows
 
 
 def location_and_scale(
