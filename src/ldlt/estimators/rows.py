@@ -84,8 +84,8 @@ def merge(x: Array, target: Array, weight: Array) -> Rows:
     total: Array = np.add.reduceat(weight[kept[order]], first)
     points = kept[order[first]]
     rows = Rows(x[points], target[points], total)
-    for part in (rows.x, rows.target):
-        part += 0.0
+    np.add(rows.x, 0.0, out=rows.x)
+    np.add(rows.target, 0.0, out=rows.target)
     return rows
 
 
