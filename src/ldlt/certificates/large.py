@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ldlt.certificates.covariance import smooth_maximum
+from ldlt.certificates.covariance import mean_diagonal, smooth_maximum
 from ldlt.certificates.problem import Layer, Problem
 
 __all__ = ["descend"]
@@ -41,7 +41,7 @@ class _Objective:
 
     def _scale(self, layer: Layer, spread: Tensor) -> Tensor:
         """``2 r² diag T`` by multiplier: the mean of its group."""
-        return layer.grouped(2 * layer.radius**2 * spread.diagonal(), "mean")
+        return layer.grouped(2 * layer.radius**2 * mean_diagonal(spread), "mean")
 
     def coordinates(self, multipliers: Tensor) -> Tensor:
         """θ of multipliers."""
@@ -67,11 +67,11 @@ class _Objective:
 
         with torch.enable_grad():
             live, slack = self.problem.covariance(choose)
-            form = live.read(self.problem.output).spread
+            form = self.problem.form(live)
             if not bool(slack.isfinite()) or not bool(form.isfinite().all()):
                 return math.inf, theta
             value = smooth_maximum(form, sharpness) - barrier / self.problem.neurons * slack
-        exact = float(torch.linalg.eigvalsh(form.detach())[-1])
+        exact = float(torch.linalg.eigvalsh(form.detach())[..., -1].max())
         self.stopped = self.report(exact, torch.cat(chosen).detach())
         (gradient,) = torch.autograd.grad(value, theta)
         return (float(value.detach()), gradient) if bool(gradient.isfinite().all()) else (math.inf, theta)
