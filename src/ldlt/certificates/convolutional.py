@@ -1,8 +1,9 @@
 """The search problem of a convolutional network: one multiplier per channel, block-diagonal over frequencies.
 
-:class:`ldlt.certificates.torus.TorusNetwork` gives the maps, :class:`ldlt.certificates.covariance.Covariance` eliminates: in
-batches of frequencies as long as images are live, on the coarsest grid that any of them needs, and as one real matrix from
-the first vector on. So the searches of :mod:`ldlt.certificates.solve` and :mod:`ldlt.certificates.large` run as they are.
+:class:`ldlt.certificates.torus.TorusNetwork` gives the maps, :class:`ldlt.certificates.covariance.Covariance`
+eliminates: in batches of frequencies as long as images are live, on the coarsest grid that any of them needs, and as
+one real matrix from the first vector on. So the searches of :mod:`ldlt.certificates.solve` and
+:mod:`ldlt.certificates.large` run as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ldlt.certificates.covariance import Covariance, Read, mean_diagonal
-from ldlt.certificates.near import Near
 from ldlt.certificates.problem import Layer, Problem
 from ldlt.certificates.torus import Site, Step, TorusNetwork, refined
 
@@ -66,10 +66,7 @@ class TorusProblem(Problem):
         assert torus is not None
         return sum(s.size * (torus.points(s.stride) if s.stride else 1) for s in self.network.sites)
 
-    @property
-    def dense_size(self) -> int:
-        """Too many."""
-        return 2**62
+    per_frequency = True
 
     def full(self, flat: Tensor) -> dict[str, Tensor]:
         """Multipliers by activation, and of masks, for every entry."""
@@ -81,7 +78,8 @@ class TorusProblem(Problem):
     ) -> tuple[Covariance, Tensor]:
         """As :meth:`Problem.covariance`."""
         network, torus = self.network, self.network.torus
-        assert torus is not None and not everything
+        assert torus is not None
+        assert not everything
         given = None if callable(multipliers) else multipliers.split([layer.count for layer in self.layers])
         finest = torus.strides[0]
         start = torch.eye(network.channels[self.input], dtype=torch.complex128)
@@ -173,6 +171,3 @@ def _layer(site: Site, copies: int, inputs: dict[str, Tensor]) -> Layer:
 def _flat(rows: Tensor) -> Tensor:
     """(F, n, c) complex as (n, 2 F c) real."""
     return torch.view_as_real(rows.resolve_conj()).permute(1, 0, 2, 3).reshape(rows.shape[1], -1)
-
-
-_ = Near

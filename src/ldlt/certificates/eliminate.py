@@ -1,21 +1,23 @@
 r"""Proofs for convolutional networks: the elimination of the theory, frequency by frequency, rounded upwards.
 
-Read the inequality without its output as the precision of a Gaussian over the input and the activations, with a covariance
-``G`` of what is live (:mod:`ldlt.certificates.torus` has the maps). An activation with multipliers ``Λ``, ``D = 1/(2r²Λ)``,
-slopes in ``[c − r, c + r]`` and pre-activation ``v = Cz`` needs ``D ≻ T = CGC^*`` and makes ``G`` grow by
-``X^*(D − T)^{-1}X``, ``X = CG``; at the end the bound holds if ``BGB^* \preceq ℓ^2``.
+Read the inequality without its output as the precision of a Gaussian over the input and the activations, with a
+covariance ``G`` of what is live (:mod:`ldlt.certificates.torus` has the maps). An activation with multipliers ``Λ``,
+``D = 1/(2r²Λ)``, slopes in ``[c − r, c + r]`` and pre-activation ``v = Cz`` needs ``D ≻ T = CGC^*`` and makes ``G``
+grow by ``X^*(D − T)^{-1}X``, ``X = CG``; at the end the bound holds if ``BGB^* \preceq ℓ^2``.
 
-**Rounding.** All of this is monotone: if ``G \preceq \bar G``, then whatever follows from ``\bar G`` is not smaller than what follows
-from ``G``, because a larger covariance is a smaller quadratic form to start from. So after every step the computed ``G`` is raised
-by ``δI``, with ``δ`` above the norm of all errors made in it, and is an exact matrix again. Errors are those of
-:class:`ldlt.certificates.near.Near`. For the inverse take any ``K`` near ``(D − T)^{-1}X``, with ``R = X − (D − T)K``:
+**Rounding.** All of this is monotone: if ``G \preceq \bar G``, then whatever follows from ``\bar G`` is not smaller
+than what follows from ``G``, because a larger covariance is a smaller quadratic form to start from. So after every
+step the computed ``G`` is raised by ``δI``, with ``δ`` above the norm of all errors made in it, and is an exact matrix
+again. Errors are those of :class:`ldlt.certificates.near.Near`. For the inverse take any ``K`` near ``(D − T)^{-1}X``,
+with ``R = X − (D − T)K``:
 
 .. math:: X^*(D - T)^{-1}X = K^*X + R^*K + R^*(D - T)^{-1}R ,
 
 so that nothing but ``D − T \succeq μI`` is to be proven, and the last two terms are bounded by ``‖R‖‖K‖ + ‖R‖²/μ``.
 
-Channels are scaled by powers of two so that ``D`` is near one. ``D`` may be rounded in any way: it belongs to other multipliers then,
-which are as good a proof of the same bound. Constants of output directions ``a`` are ``a'BGB^*a ≤ ℓ^2\,a'G_ya``.
+Channels are scaled by powers of two so that ``D`` is near one. ``D`` may be rounded in any way: it belongs to other
+multipliers then, which are as good a proof of the same bound. Constants of output directions ``a`` are ``a'BGB^*a ≤
+ℓ^2\,a'G_ya``.
 """
 
 from __future__ import annotations
@@ -25,13 +27,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ldlt.certificates.ball import UNIT, arithmetic_is_ieee
 from ldlt.certificates.near import Near, norm, positive_by, product_error, raised
+from ldlt.certificates.proof import Proof
 from ldlt.certificates.torus import Site, Step, TorusNetwork, refined
+from ldlt.graph import Convolution, Graph, Wire
 
-__all__ = ["Outcome", "eliminate"]
+__all__ = ["LEAST", "Outcome", "eliminate", "on_torus", "prove_on_torus"]
+
+LEAST = 1600
+"""Inputs and neurons together, up to which the whole matrix is small enough for everything."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +81,7 @@ def eliminate(network: TorusNetwork, multipliers: Mapping[str, Tensor], bound: f
     for site in network.sites:
         given = multipliers.get(site.name)
         if given is None or given.numel() != len(site.channel) or not bool((given > 0).all() & given.isfinite().all()):
-            refused = f"there are no positive, finite multipliers for '{site.name}', one for each of its {len(site.channel)} entries"
+            refused = f"there are no positive, finite multipliers for all {len(site.channel)} entries of '{site.name}'"
             break
         flat = given.detach().double().cpu().reshape(-1)
         least = torch.full((site.count,), torch.inf, dtype=torch.float64)
@@ -91,6 +98,29 @@ def eliminate(network: TorusNetwork, multipliers: Mapping[str, Tensor], bound: f
         if problem:
             return Outcome(None, problem, used)
     return Outcome(walk.form, "", used)
+
+
+def on_torus(graph: Graph, module: nn.Module) -> TorusNetwork | None:
+    """A convolutional network on its torus; None if it is small enough for the whole matrix, or no network of images.
+
+    Raises:
+        GraphError: There is no torus, or it needs too much memory.
+    """
+    size = sum(n.features for n in (graph.input, *graph.activations))
+    convolves = any(isinstance(n, Convolution) or (isinstance(n, Wire) and "conv" in n.operation) for n in graph.nodes)
+    return TorusNetwork(graph, module) if size > LEAST and convolves and len(graph.input.shape) > 1 else None
+
+
+def prove_on_torus(
+    network: TorusNetwork, multipliers: Mapping[str, Tensor], bound: float, gram: Tensor | None = None
+) -> Proof:
+    """As :func:`ldlt.certificates.proof.prove`, per frequency."""
+    found = eliminate(network, multipliers, bound)
+    vector = found.form is not None and len(found.form.mid) == 1
+    if found.holds(bound) and (gram is None or (vector and found.holds(bound, gram))):
+        return Proof(True, bound, 0.0, "", found.multipliers, gram)
+    reason = found.reason or f"not proven for the bound {bound:.9g}: the output's covariance is too large"
+    return Proof(False, bound, -math.inf, reason, found.multipliers)
 
 
 class _Walk:
@@ -148,9 +178,9 @@ class _Walk:
         n = rows.mid.shape[-2]
         if own:
             ratio = self.torus.ratio(step.grid, own)
-            each = inner @ rows.mH
-            mid = each.mid.reshape(-1, ratio, n, n)
-            rad = each.rad + 2 * ratio * UNIT * norm(each.mid)
+            every = inner @ rows.mH
+            mid = every.mid.reshape(-1, ratio, n, n)
+            rad = every.rad + 2 * ratio * UNIT * norm(every.mid)
             return None, Near(mid.mean(1), raised(rad.reshape(-1, ratio).sum(1) / ratio)), 1
         weights = self.torus.weights(step.grid) / self.torus.points(step.grid)
         left, right = _flat(inner.mid), _flat(rows.mid * weights[:, None, None])
@@ -170,7 +200,8 @@ class _Walk:
         if not bool((least > 0).all()) or not bool(positive_by(gap, least).all()):
             return f"the multipliers of '{site.name}' are not feasible, or too close to that"
         live = {b: s for b, s in self.sizes.items() if b in step.keep and cross is not None}
-        places, start = [], 0
+        places: list[int] = []
+        start = 0
         for b, s in self.sizes.items():
             places += range(start, start + s) if b in live else []
             start += s
@@ -187,7 +218,7 @@ class _Walk:
         width = norm(solved)
         slack = product_error(n, width, norm(columns)) + error * width + size * width + size**2 / least
         slack = raised(slack)
-        steep = float(max(1.0, center.abs().max()))
+        steep = max(1.0, float(center.abs().max()))
         # Everything below is linear in what is enclosed; each entry is rounded a few times.
         top = raised(steep * steep * (slack + 2 * error) + 16 * UNIT * steep * steep * (norm(gain) + norm(columns)))
         own = center[:, None] * (middle + gain[..., :n, :n]) * center

@@ -24,6 +24,7 @@ from ldlt.certificates.problem import Layer, Problem
 __all__ = ["descend"]
 
 _STAGES = ((10, 3.0), (30, 1.0), (30, 0.3), (100, 0.1), (100, 0.03), (300, 0.01), (300, 3e-3), (1000, 3e-4))  # p, β
+_COARSE = ((30, 0.1), (100, 0.01))  # of networks per frequency, whose steps are long
 _LATER = 2  # stage to begin with near an optimum
 _STEPS = 60  # of each stage
 _MEMORY = 20
@@ -103,7 +104,8 @@ def descend(
     theta = objective.coordinates(multipliers)
     if not bool(theta.isfinite().all()):
         return "the start is not feasible"
-    for sharpness, barrier in _STAGES[_LATER if near else 0 :]:
+    stages = _COARSE if problem.per_frequency else _STAGES[_LATER if near else 0 :]
+    for sharpness, barrier in stages:
         theta = _stage(objective, theta, sharpness, barrier, stop)
         if objective.stopped:
             return "optimal within the tolerance"
@@ -138,7 +140,7 @@ def _stage(objective: _Objective, theta: Tensor, sharpness: float, barrier: floa
         if product > 1e-12 * float(move.norm() * bend.norm()):
             pairs = [*pairs[1 - _MEMORY :], (move, bend, product)]
         gain, theta, value, gradient = value - after, theta + move, after, there
-        if gain < _PROGRESS / sharpness:
+        if gain < (30 if objective.problem.per_frequency else 1) * _PROGRESS / sharpness:
             break
     return theta
 

@@ -1,16 +1,16 @@
 r"""Batches of matrices with one error bound each: the norm-wise counterpart of :mod:`ldlt.certificates.ball`.
 
-A :class:`Near` ``(M, ρ)`` stands for all real or complex matrices ``A`` with :math:`\|A - M\|_F \le ρ`, batch by batch. With
-``u = 2^-53``, an inner product of ``n`` complex numbers misses by at most :math:`8(n + 4)u` times that of the absolute
-values, whether products of complex numbers take four or three multiplications; hence
+A :class:`Near` ``(M, ρ)`` stands for all real or complex matrices ``A`` with :math:`\|A - M\|_F \le ρ`, batch by
+batch. With ``u = 2^-53``, an inner product of ``n`` complex numbers misses by at most :math:`8(n + 4)u` times that of
+the absolute values, whether products of complex numbers take four or three multiplications; hence
 
 .. math:: \|\mathrm{fl}(AB) - AB\|_F \le 8(n + 4)u\,\|A\|_F\|B\|_F .
 
 Radii are computed in floating point and multiplied by ``1 + 2^-30`` (their sums have far less than 2²⁰ terms that
 matter), plus ``1e-140`` for what underflows.
 
-:func:`positive_by` proves a lower bound of eigenvalues as :mod:`ldlt.certificates.definite` does: the factor is not trusted.
-:func:`roots` are roots of unity whose errors are known, from integers.
+:func:`positive_by` proves a lower bound of eigenvalues as :mod:`ldlt.certificates.definite` does: the factor is not
+trusted. :func:`roots` are roots of unity whose errors are known, from integers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def raised(value: Tensor) -> Tensor:
 
 def norm(matrix: Tensor) -> Tensor:
     """Upper bounds of Frobenius norms, (…)."""
-    return raised(torch.linalg.vector_norm(matrix, dim=(-2, -1)))
+    flat = matrix.resolve_conj().flatten(-2)
+    return raised(torch.linalg.vector_norm(torch.view_as_real(flat).flatten(-2) if flat.is_complex() else flat, dim=-1))
 
 
 def product_error(terms: int, left: Tensor, right: Tensor) -> Tensor:
@@ -108,18 +109,21 @@ class Near:
 def positive_by(matrix: Near, wanted: Tensor) -> Tensor:
     r"""Which Hermitian matrices of a batch have no eigenvalue below ``wanted``, (…) booleans.
 
-    With any lower triangular ``L``, :math:`A - μI = LL^* + (A - μI - LL^*) \succeq 0` if the last term has a norm of at most the
-    ``δ`` by which ``L`` was shifted further.
+    With any lower triangular ``L``, :math:`A - μI = LL^* + (A - μI - LL^*) \succeq 0` if the last term has a norm of
+    at most the ``δ`` by which ``L`` was shifted further.
     """
     mid, n = matrix.mid, matrix.mid.shape[-1]
-    shift = raised(matrix.rad + 64 * (n + 4) * UNIT * norm(mid))
+    trace = mid.diagonal(dim1=-2, dim2=-1).abs().sum(-1)  # the squared norm of the factor
+    shift = raised(1.001 * matrix.rad + 32 * (n + 4) * UNIT * (norm(mid) + trace))
     lower = mid.clone()
     lower.diagonal(dim1=-2, dim2=-1).sub_((wanted + shift)[..., None])
     factor, info = torch.linalg.cholesky_ex(lower)
     factor = factor.tril()
     rest = factor @ factor.mH - lower
     # `lower` itself misses by the rounding of its diagonal.
-    error = norm(rest) + product_error(n, norm(factor), norm(factor)) + 4 * UNIT * (norm(lower) + norm(mid)) + matrix.rad
+    error = (
+        norm(rest) + product_error(n, norm(factor), norm(factor)) + 4 * UNIT * (norm(lower) + norm(mid)) + matrix.rad
+    )
     return (info == 0) & (raised(error) <= shift)  # NaN compares as false
 
 
@@ -151,4 +155,3 @@ def roots(count: int) -> Tensor:
         return complex(parts[0] / one, parts[1] / one)  # quotients of whole numbers are rounded correctly
 
     return torch.tensor([value(k if 2 * k <= count else k - count) for k in range(count)], dtype=torch.complex128)
-

@@ -218,10 +218,7 @@ class Problem:
         matrix = matrix if steep is None else steep[:, None] * matrix
         return float(torch.linalg.matrix_norm(matrix, 2)) if bool(matrix.isfinite().all()) else math.inf
 
-    @property
-    def dense_size(self) -> int:
-        """Number of coordinates."""
-        return sum(self.sizes.values())
+    per_frequency = False
 
 
 class _Parts:

@@ -204,7 +204,7 @@ def _run(search: _Search, start: Mapping[str, Tensor] | None) -> str:
             return "the bound is zero"
         if search.report(search.squared, search.best):
             return "optimal within the tolerance"
-        small = problem.dense_size <= DENSE_COORDINATES
+        small = not problem.per_frequency and sum(problem.sizes.values()) <= DENSE_COORDINATES
         reason = _interior(search, begin) if small else "too large for interior points"
         near = given is not None
         if given is None:

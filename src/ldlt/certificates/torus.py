@@ -1,23 +1,25 @@
 r"""A stored convolutional network on a torus: its linear maps frequency by frequency, with error bounds.
 
-**Zero padding.** A convolution with zero padding on a window of ``h`` points is one on a ring of ``N ≥ h + max(padding below,
-over-reading above)`` points, whose outputs outside of the window are set to zero by the activation that reads them: there it
-has slope 0, so its sector is widened to contain 0. Hence a certificate for the torus, with one multiplier per channel, is
-one for the network. By induction every value of the torus equals that of the network inside its window, provided that a map
-that reads outside of the window of a value finds zeros there. The input, activations and what single pixels of these make are
-zero there. A sum or a convolution that spills over is masked first, by a virtual activation of slopes [0, 1] (identity
-inside, zero outside) with multipliers of its own. Without padding ``N ≥ h`` will do, with circular padding it is ``h``.
+**Zero padding.** A convolution with zero padding on a window of ``h`` points is one on a ring of ``N ≥ h + max(padding
+below, over-reading above)`` points, whose outputs outside of the window are set to zero by the activation that reads
+them: there it has slope 0, so its sector is widened to contain 0. Hence a certificate for the torus, with one
+multiplier per channel, is one for the network. By induction every value of the torus equals that of the network inside
+its window, provided that a map that reads outside of the window of a value finds zeros there. The input, activations
+and what single pixels of these make are zero there. A sum or a convolution that spills over is masked first, by a
+virtual activation of slopes [0, 1] (identity inside, zero outside) with multipliers of its own. Without padding ``N ≥
+h`` will do, with circular padding it is ``h``.
 
-**Grids.** A value with total stride ``s`` lives on ``N/s`` points; the strides of a network must divide one another. With
-``V(f) = Σ_p v(p) e^{-2πi fp/N}``, a map ``v(i) = Σ_t K_t z(si + o_t)`` is
-``V(f) = \frac1{s}\sum_a C(f_a) Z(f_a)`` with :math:`C(f) = \sum_t K_t e^{2πi f o_t/N}`, over the aliases ``f_a`` of ``f`` on the
-finer grid. Frequencies are kept in nested order: those of the coarsest grid (one of each pair ``±f``), and on finer grids the
+**Grids.** A value with total stride ``s`` lives on ``N/s`` points; the strides of a network must divide one another.
+With ``V(f) = Σ_p v(p) e^{-2πi fp/N}``, a map ``v(i) = Σ_t K_t z(si + o_t)`` is ``V(f) = \frac1{s}\sum_a C(f_a)
+Z(f_a)`` with :math:`C(f) = \sum_t K_t e^{2πi f o_t/N}`, over the aliases ``f_a`` of ``f`` on the finer grid.
+Frequencies are kept in nested order: those of the coarsest grid (one of each pair ``±f``), and on finer grids the
 aliases of each in a row, so that all changes of grids are reshapes.
 
-**Values** are linear functions of blocks (the input and the activations): images, with one matrix per frequency of the finer
-of the two grids; vectors, with one row per neuron, where what reads an image is a matrix per frequency, to be averaged over
-all frequencies. A maximum over windows, overlapping ones included, is an activation ``‖u‖² ≤ n‖v‖²`` of every channel on the
-grid it reads, ``n`` the largest number of windows that a pixel is in, and ``w`` some points of ``u``.
+**Values** are linear functions of blocks (the input and the activations): images, with one matrix per frequency of the
+finer of the two grids; vectors, with one row per neuron, where what reads an image is a matrix per frequency, to be
+averaged over all frequencies. A maximum over windows, overlapping ones included, is an activation ``‖u‖² ≤ n‖v‖²`` of
+every channel on the grid it reads, ``n`` the largest number of windows that a pixel is in, and ``w`` some points of
+``u``.
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ldlt.certificates.ball import UNIT, Array, Ball
+from ldlt.certificates.ball import UNIT, Ball
 from ldlt.certificates.enclose import Maps, Slopes, inverse
 from ldlt.certificates.near import ROOT, Near, raised, roots
 from ldlt.errors import GraphError
@@ -44,6 +47,9 @@ __all__ = ["LARGEST_MEMORY", "Site", "Step", "Torus", "TorusNetwork", "Untreated
 
 LARGEST_MEMORY = 4 * 2**30
 """Bytes that the search may need."""
+
+Array = NDArray[Any]
+_LARGEST_TAPS = 2**26
 
 Stride = tuple[int, ...]
 Rows = dict[str, Near | None]  # None while sizes are planned
@@ -116,7 +122,7 @@ class Torus:
 
 
 def lift(matrix: Near, torus: Torus, value: Stride, block: Stride, grid: Stride) -> Near:
-    """A map between values of finer grids as one between their aliases, per frequency of a coarser grid (or the same)."""
+    """A map between values of finer grids as one between their aliases, per frequency of a coarser grid."""
     a, b = torus.ratio(value, grid), torus.ratio(block, grid)
     both, inner = min(a, b), (max(a, b) // a, max(a, b) // b)  # aliases in common; of the block, of the value
     mid = matrix.mid
@@ -277,7 +283,9 @@ class TorusNetwork(Maps):
         self.torus = self._plan(first.shape[1:])
         self.memory = self._memory()
         if self.memory > LARGEST_MEMORY:
-            raise Untreated(f"per frequency it needs about {self.memory / 2**30:.1f} GiB, above {LARGEST_MEMORY / 2**30:g}")
+            raise Untreated(
+                f"per frequency it needs about {self.memory / 2**30:.1f} GiB, above {LARGEST_MEMORY / 2**30:g}"
+            )
         self._walk()
 
     def _walk(self) -> None:
@@ -319,12 +327,17 @@ class TorusNetwork(Maps):
         assert self.torus is not None
         total, frequencies = 0.0, {s: len(self.torus.weights(s)) for s in self.torus.strides}
         for i, site in enumerate(self.sites):
-            fine = [frequencies[self.strides[b]] * self.channels[b] if self.strides[b] else self.channels[b] for b in site.inputs]
+            fine = [
+                frequencies[self.strides[b]] * self.channels[b] if self.strides[b] else self.channels[b]
+                for b in site.inputs
+            ]
             total += 48.0 * site.size * sum(fine)
             if not site.stride:
                 total += 40.0 * site.size**2
                 continue
-            live = {b for b, at in self.last.items() if at >= i and b in list(self.channels)[: i + 1] and self.strides[b]}
+            live = {
+                b for b, at in self.last.items() if at >= i and b in list(self.channels)[: i + 1] and self.strides[b]
+            }
             grid = max((self.strides[b] for b in live if self.last[b] > i), key=math.prod, default=site.stride)
             grid = max((grid, site.stride) if live else (site.stride,), key=math.prod)
             width = sum(self.channels[b] * max(1, self.torus.ratio(self.strides[b], grid)) for b in live) + site.size
@@ -346,13 +359,15 @@ class TorusNetwork(Maps):
             rows = {}
             for b, r in inputs.items():
                 assert r is not None
-                rows[b] = lift(r, torus, grid if fold else own, self.strides[b], grid) if grid and self.strides[b] else r
+                rows[b] = (
+                    lift(r, torus, grid if fold else own, self.strides[b], grid) if grid and self.strides[b] else r
+                )
             found.append(Step(site, before, grid, rows, frozenset(keep)))
             grid = own if fold else grid
             live = [b for b in (*live, *([site.name] if site else [])) if b in keep]
         return found
 
-    # -- making values ---------------------------------------------------------------------------------------------------
+    # -- making values -----------------------------------------------------------------------------------------------
 
     def _near(self, make: Callable[[], Near]) -> Any:
         return None if self.torus is None else make()
@@ -367,7 +382,10 @@ class TorusNetwork(Maps):
         def unit() -> Near:
             assert self.torus is not None
             count = len(self.torus.weights(stride))
-            return Near(torch.eye(channels, dtype=torch.complex128).expand(count, -1, -1), torch.zeros(count, dtype=torch.float64))
+            return Near(
+                torch.eye(channels, dtype=torch.complex128).expand(count, -1, -1),
+                torch.zeros(count, dtype=torch.float64),
+            )
 
         self.needs.append(lambda n, axis: n[axis] // stride[axis] >= window[axis])
         return _Image(name, stride, channels, window, True, {name: self._near(unit)})
@@ -389,8 +407,7 @@ class TorusNetwork(Maps):
             for image, scale in zip(images, node.scales, strict=True):
                 factor = Near.of(_one(self.scale(node, scale)))
                 for b, r in image.rows.items():
-                    term = self._near(lambda r=r, factor=factor: _multiple(r, factor))
-                    rows[b] = self._near(lambda b=b, term=term: rows[b] + term) if b in rows else term
+                    _add(rows, b, None if r is None else _multiple(r, factor))
             return replace(first, name=node.name, clean=all(p.clean for p in images), rows=rows)
         return self._linear(node, images[0])
 
@@ -402,7 +419,7 @@ class TorusNetwork(Maps):
             return self._convolution(node, self._image(parent, node), node.spec, self.enclosed.exact(node.weight))
         matrix = self.free(node)
         if isinstance(parent, _Vector):
-            return _Vector({b: self._near(lambda r=r: Near.of(matrix) @ r) for b, r in parent.rows.items()})
+            return _Vector(_each(parent.rows, Near.of(matrix)))
         return self._functional(self._image(parent, node), matrix)
 
     def activation(self, node: Activation, parent: Value) -> Value:
@@ -427,7 +444,15 @@ class TorusNetwork(Maps):
             classes = _joined(owner, channel, image.channels)
         if not self._whole(image):  # outside of the window its slope is 0
             low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
-        self._site(node.name, image.stride, torch.from_numpy(low.copy()), torch.from_numpy(high.copy()), classes, image.rows, channel)
+        self._site(
+            node.name,
+            image.stride,
+            torch.from_numpy(low.copy()),
+            torch.from_numpy(high.copy()),
+            classes,
+            image.rows,
+            channel,
+        )
         return self._block(node.name, image.stride, image.channels, image.window)
 
     def _whole(self, image: _Image) -> bool:
@@ -465,7 +490,7 @@ class TorusNetwork(Maps):
             raise Untreated(f"node '{node.name}' makes an image of a vector")
         return value
 
-    # -- stationary maps -------------------------------------------------------------------------------------------------
+    # -- stationary maps ---------------------------------------------------------------------------------------------
 
     def _apply(
         self,
@@ -503,32 +528,32 @@ class TorusNetwork(Maps):
             a == 0 and m == -(-h // s) if s > 1 else a <= 0 and h - a <= m
             for a, s, m, h in zip(low, step, window, image.window, strict=True)
         )
-        rows: Rows = {}
+        rows: Rows = dict.fromkeys(image.rows)
         if self.torus is not None:
-            matrix = self.torus.transfer(taps, offsets, image.stride)
-            for b, r in image.rows.items():
-                assert r is not None
-                q = self.torus.ratio(self.strides[b], image.stride)
-                if len(r.mid) != q * len(matrix.mid):
-                    raise Untreated(f"node '{node.name}' reads an image that was made larger")
-                rows[b] = Near(matrix.mid.repeat_interleave(q, 0), matrix.rad.repeat_interleave(q)) @ r
-        else:
-            rows = dict.fromkeys(image.rows)
+            rows = self._after(self.torus.transfer(taps, offsets, image.stride), image)
         return _Image(node.name, stride, taps.shape[0], window, image.clean and single, rows)
 
     def _functional(self, image: _Image, matrix: Ball) -> _Vector:
         """A matrix (outputs, features) that reads an image."""
+        torus, rows = self.torus, dict.fromkeys(image.rows, cast(Any, None))
+        if torus is None:
+            return _Vector(rows)
+        places = _positions(image.window)
+        shape = (len(matrix.mid), image.channels, len(places))
+        taps = Ball(matrix.mid.reshape(shape), None if matrix.rad is None else matrix.rad.reshape(shape))
+        return _Vector(self._after(torus.transfer(taps, places, image.stride), image))
 
-        def make(b: str, r: Near) -> Near:
-            assert self.torus is not None
-            places = np.stack(np.meshgrid(*(np.arange(n) for n in image.window), indexing="ij"), -1).reshape(-1, self.axes)
-            shape = (len(matrix.mid), image.channels, len(places))
-            taps = Ball(matrix.mid.reshape(shape), None if matrix.rad is None else matrix.rad.reshape(shape))
-            found = self.torus.transfer(taps, places, image.stride)
+    def _after(self, found: Near, image: _Image) -> Rows:
+        """A map of an image as maps of blocks."""
+        assert self.torus is not None
+        rows: Rows = {}
+        for b, r in image.rows.items():
+            assert r is not None
             q = self.torus.ratio(self.strides[b], image.stride)
-            return Near(found.mid.repeat_interleave(q, 0), found.rad.repeat_interleave(q)) @ r
-
-        return _Vector({b: self._near(lambda b=b, r=r: make(b, r)) for b, r in image.rows.items()})  # type: ignore[misc]
+            if len(r.mid) != q * len(found.mid):
+                raise Untreated(f"'{image.name}' was made larger")
+            rows[b] = Near(found.mid.repeat_interleave(q, 0), found.rad.repeat_interleave(q)) @ r
+        return rows
 
     def _convolution(self, node: Any, image: _Image, spec: Spec, weight: Ball) -> Value:
         if spec.transposed or len(spec.stride) != self.axes or image.shape != self.graph[node.parents[0]].shape:
@@ -542,9 +567,9 @@ class TorusNetwork(Maps):
             before = [d * (k - 1) // 2 for d, k in zip(spec.dilation, kernel, strict=True)]
         else:
             before = [0] * self.axes if isinstance(spec.padding, str) else list(spec.padding)
-        index = np.stack(np.meshgrid(*(np.arange(k) for k in kernel), indexing="ij"), -1).reshape(-1, self.axes)
+        index = _positions(kernel)
         offsets = index * np.array(spec.dilation) - np.array(before)
-        taps = Ball(*(None if t is None else spec.taps(torch.from_numpy(t.copy())).numpy() for t in (weight.mid, weight.rad)))
+        taps = _parts(weight, lambda t: spec.taps(torch.from_numpy(t.copy())).numpy())
         return self._apply(node, image, taps, offsets, spec.stride, node.shape[1:], bool(spec.border))
 
     def _linear(self, node: Wire, image: _Image) -> Value:
@@ -556,7 +581,13 @@ class TorusNetwork(Maps):
         if name.startswith("conv") and "transpose" not in name:
             padding = given["padding"]
             wide = [_wide(given[n], self.axes) for n in ("stride", "dilation")]
-            spec = Spec(self.axes, wide[0], padding if isinstance(padding, str) else _wide(padding, self.axes), wide[1], given["groups"])
+            spec = Spec(
+                self.axes,
+                wide[0],
+                padding if isinstance(padding, str) else _wide(padding, self.axes),
+                wide[1],
+                given["groups"],
+            )
             return self._convolution(node, image, spec, self.enclosed.exact(given["weight"].path))
         if name in ("pad", "constant_pad_nd"):
             border = list(given["pad"])
@@ -580,7 +611,7 @@ class TorusNetwork(Maps):
         factor = self.enclosed.exact(node.constants[0])
         factor = factor if TABLE[node.operation].rule is TABLE["mul"].rule else inverse(factor)
         whole = factor * Ball.exact(np.ones((1, *self.graph[node.parents[0]].shape)))
-        each = Ball(*(None if t is None else t.reshape(image.channels, -1) for t in (whole.mid, whole.rad)))
+        each = _parts(whole, lambda t: t.reshape(image.channels, -1))
         if self.graph[node.parents[0]].shape != node.shape or (each.mid != each.mid[:, :1]).any():
             raise Untreated(f"node '{node.name}' is a product with an image")
         taps = np.diag(each.mid[:, 0])[..., None]
@@ -609,15 +640,19 @@ class TorusNetwork(Maps):
             kernel = step = image.window
         if not plain:
             raise Untreated(f"node '{node.name}' treats the border in a way of its own")
-        index = np.stack(np.meshgrid(*(np.arange(k) for k in kernel), indexing="ij"), -1).reshape(-1, self.axes)
+        index = _positions(kernel)
+        if image.channels**2 * len(index) > _LARGEST_TAPS:
+            raise Untreated(f"node '{node.name}' averages too many entries")
         share = inverse(Ball.exact(float(len(index))))
         taps = Ball.exact(np.eye(image.channels)[..., None] * np.ones(len(index))) * share
         window = node.shape[1:] if len(node.shape) == self.axes + 1 else (1,) * self.axes
         return self._apply(node, image, taps, index - np.array(before), step, window)
 
-    # -- entries that are moved ------------------------------------------------------------------------------------------
+    # -- entries that are moved --------------------------------------------------------------------------------------
 
     def _of_vectors(self, node: Wire, parents: list[Rows]) -> _Vector:
+        if node.features * max(self.graph[p].features for p in node.parents) > _LARGEST_TAPS:
+            raise Untreated(f"node '{node.name}' has too large a matrix")
         if node.role == "sum":
             one = np.ones(node.features)
             matrices = [Ball.exact(np.diag(one)) * _one(self.scale(node, s)) for s in node.scales]
@@ -625,9 +660,8 @@ class TorusNetwork(Maps):
             matrices = [m if m.mid.ndim == 2 else _diag(m) for m in self.matrices(node)]
         rows: Rows = {}
         for matrix, parent in zip(matrices, parents, strict=True):
-            for b, r in parent.items():
-                term = self._near(lambda r=r, matrix=matrix: Near.of(matrix) @ r)
-                rows[b] = self._near(lambda b=b, term=term: rows[b] + term) if b in rows else term
+            for b, r in _each(parent, Near.of(matrix)).items():
+                _add(rows, b, r)
         return _Vector(rows)
 
     def _ordered(self, node: Wire, value: Value) -> Value:
@@ -645,9 +679,8 @@ class TorusNetwork(Maps):
                 pick = np.zeros((len(source), end - begin))
                 inside = (source >= begin) & (source < end)
                 pick[np.flatnonzero(inside), source[inside] - begin] = 1.0
-                for b, r in p.rows.items():  # type: ignore[union-attr]
-                    term = self._near(lambda r=r, pick=pick: Near.of(Ball.exact(pick)) @ r)
-                    rows[b] = self._near(lambda b=b, term=term: rows[b] + term) if b in rows else term
+                for b, r in _each(p.rows, Near.of(Ball.exact(pick))).items():  # type: ignore[union-attr]
+                    _add(rows, b, r)
             return _Vector(rows)
         if len(parents) == 1 and isinstance(parents[0], _Sorted):
             value = parents[0]
@@ -674,7 +707,9 @@ class TorusNetwork(Maps):
             first = place[0, 0]
             grid = np.stack(np.unravel_index(np.arange(table.shape[1]), node.shape[1:]), -1)
             last = grid[-1]
-            step = tuple(int((place[0, -1][d] - first[d]) // last[d]) if last[d] else image.window[d] for d in range(self.axes))
+            step = tuple(
+                int((place[0, -1][d] - first[d]) // last[d]) if last[d] else image.window[d] for d in range(self.axes)
+            )
             step = tuple(max(s, 1) for s in step)
             wanted = first + grid * np.array(step)
             if (local // pixels != (local // pixels)[:, :1]).any() or (place != wanted).any() or (local < 0).any():
@@ -684,17 +719,17 @@ class TorusNetwork(Maps):
             taps = np.zeros((node.shape[0], image.channels, 1))
             taps[rows, local[:, 0] // pixels] = 1.0
             part = self._apply(node, image, Ball.exact(taps), first[None], step, node.shape[1:])
-            if isinstance(part, _Vector):
+            if not isinstance(part, _Image):
                 raise Untreated(f"node '{node.name}' picks a pixel")
             if found is None:
                 found = part
                 continue
             if part.stride != found.stride:
                 raise Untreated(f"node '{node.name}' joins images of different grids")
-            rows_of: Rows = dict(found.rows)
+            both = dict(found.rows)
             for b, r in part.rows.items():
-                rows_of[b] = self._near(lambda b=b, r=r: rows_of[b] + r) if b in rows_of else r
-            found = replace(found, clean=found.clean and part.clean, rows=rows_of)
+                _add(both, b, r)
+            found = replace(found, clean=found.clean and part.clean, rows=both)
         assert found is not None
         return found
 
@@ -711,15 +746,29 @@ class TorusNetwork(Maps):
                 raise Untreated(f"node '{node.name}' mixes channels")
         # An order statistic moves no further than some entry of its window, however often that is repeated there.
         count = float(np.bincount(np.unique(slopes.mixed * (1 + source.max()) + source) % (1 + source.max())).max())
-        root = torch.full((image.channels,), math.nextafter(math.sqrt(count), math.inf) if count > 1 else 1.0, dtype=torch.float64)
-        self._site(node.name, image.stride, -root, root, torch.arange(image.channels), image.rows, torch.from_numpy(channel.copy()))
+        root = torch.full(
+            (image.channels,), math.nextafter(math.sqrt(count), math.inf) if count > 1 else 1.0, dtype=torch.float64
+        )
+        self._site(
+            node.name,
+            image.stride,
+            -root,
+            root,
+            torch.arange(image.channels),
+            image.rows,
+            torch.from_numpy(channel.copy()),
+        )
         block = self._block(node.name, image.stride, image.channels, image.window)
         return _Sorted(block, channel, slopes.mixed)
 
     def _picked(self, node: Wire, value: _Sorted) -> Value:
         """Entries of sorted windows as an image or a vector again."""
         image, table = value.image, value.channel.reshape(node.shape[0], -1)
-        if len(np.unique(value.window)) != len(value.window) or (table != table[:, :1]).any() or len(np.unique(table[:, 0])) != len(table):
+        if (
+            len(np.unique(value.window)) != len(value.window)
+            or (table != table[:, :1]).any()
+            or len(np.unique(table[:, 0])) != len(table)
+        ):
             return value
         taps = np.zeros((len(table), image.channels, 1))
         taps[np.arange(len(table)), table[:, 0]] = 1.0
@@ -736,16 +785,37 @@ class TorusNetwork(Maps):
         return replace(found, clean=True) if isinstance(found, _Image) else found
 
 
+def _add(rows: Rows, block: str, term: Near | None) -> None:
+    before = rows.get(block)
+    rows[block] = term if before is None or term is None else before + term
+
+
+def _each(rows: Rows, matrix: Near) -> Rows:
+    return {b: None if r is None else matrix @ r for b, r in rows.items()}
+
+
+def _positions(window: Sequence[int]) -> Array:
+    """All places of a window, (points, axes)."""
+    return np.stack(np.meshgrid(*(np.arange(n) for n in window), indexing="ij"), -1).reshape(-1, len(window))
+
+
+def _parts(ball: Ball, function: Callable[[Array], Array]) -> Ball:
+    """What only moves entries, of midpoints and radii."""
+    return Ball(function(ball.mid), None if ball.rad is None else function(ball.rad))
+
+
 def _one(scale: Ball) -> Ball:
     """A number as a matrix of one entry."""
-    return Ball(scale.mid.reshape(1, 1), None if scale.rad is None else scale.rad.reshape(1, 1))
+    return _parts(scale, lambda t: t.reshape(1, 1))
 
 
 def _multiple(matrix: Near, factor: Near) -> Near:
     value = float(factor.mid)
     if abs(value) == 1 and not float(factor.rad):
         return Near(value * matrix.mid, matrix.rad)
-    return Near(value * matrix.mid, raised(matrix.rad * abs(value) + (float(factor.rad) + 4 * UNIT * abs(value)) * matrix.size))
+    return Near(
+        value * matrix.mid, raised(matrix.rad * abs(value) + (float(factor.rad) + 4 * UNIT * abs(value)) * matrix.size)
+    )
 
 
 def _eye(size: int) -> Ball:
@@ -753,7 +823,7 @@ def _eye(size: int) -> Ball:
 
 
 def _diag(ball: Ball) -> Ball:
-    return Ball(np.diag(ball.mid), None if ball.rad is None else np.diag(ball.rad))
+    return _parts(ball, np.diag)
 
 
 def _wide(value: Any, count: int) -> tuple[int, ...]:
@@ -766,13 +836,14 @@ def _placed(taps: Ball, offsets: Array, window: tuple[int, ...]) -> Ball:
     o, i, _ = taps.shape
     inside = ((offsets >= 0) & (offsets < np.array(window))).all(1)
     index = np.ravel_multi_index(tuple(offsets[inside].T), window)
-    parts = []
-    for source in (taps.mid, taps.rad):
-        if source is not None:
-            whole = np.zeros((o, i, math.prod(window)))
-            np.add.at(whole, (slice(None), slice(None), index), source[..., inside])
-            parts.append(whole.reshape(o, -1))
-    return Ball(*parts)
+
+    def spread(source: Array) -> Array:
+        whole = np.zeros((o, i, math.prod(window)))
+        for place, tap in zip(index, np.flatnonzero(inside), strict=True):
+            whole[..., place] += source[..., tap]
+        return whole.reshape(o, -1)
+
+    return _parts(taps, spread)
 
 
 def _joined(owner: Tensor, channel: Tensor, count: int) -> Tensor:
@@ -785,4 +856,3 @@ def _joined(owner: Tensor, channel: Tensor, count: int) -> Tensor:
         if bool((found == classes).all()):
             return classes
         classes = found
-
