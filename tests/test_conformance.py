@@ -86,6 +86,13 @@ NAMED = {
         lambda: Fn(lambda s, x: s.head((x - x.mean(1, keepdim=True)).sum(1, keepdim=True)), head=nn.Linear(1, 3)),
         (5,),
     ),
+    "one number per sample": (
+        lambda: Fn(
+            lambda s, x: s.head(torch.stack([(y := s.first(x).unbind(1))[0] + y[1], (2 * x[:, 0]).tanh()], 1)),
+            first=nn.Linear(4, 3), head=nn.Linear(2, 3),
+        ),
+        (4,),
+    ),
     "frozen convolution": (
         lambda: nn.Sequential(
             circular(2, 3), nn.ReLU(), frozen(circular(3, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
@@ -132,6 +139,41 @@ def test_frozen_weights_may_be_loaded():
     net.load_state_dict(state)
     found = check_network(net)
     assert not found.violations + found.declined
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda s, x: s.last(F.relu(s.first(x).index_select(1, s.table))),
+        lambda s, x: s.last(F.relu(torch.cat([s.first(x)[:, s.table], x], 1)[:, :16])),
+        lambda s, x: s.last(F.relu(s.first(x)[:, s.scores.argsort()])),
+    ],
+)
+def test_indices_and_masks_may_be_loaded(run):
+    """What is done with features may not depend on the table or mask that was there when the graph was made."""
+    parts = {"table": torch.arange(16), "scores": torch.arange(16.0)}
+    module = Fn(run, first=nn.Linear(16, 16), last=nn.Linear(16, 3), **parts).double()
+    net = ldlt.Lipschitz(module, input_shape=16, head="orthogonal")
+    net.load_state_dict({**net.state_dict(), "module.table": torch.full((16,), 3), "module.scores": torch.zeros(16)})
+    found = check_network(net)
+    assert not found.violations + found.declined
+
+
+def test_masks_of_images_may_be_loaded():
+    """A mask that came out the same at every pixel need not do so later."""
+
+    def run(s, x):
+        h = torch.where(s.scores > 0, x, 0)
+        return s.a(h.flatten(1)) + s.b(s.up(F.max_pool2d(h, 2)).flatten(1))
+
+    parts = {"a": nn.Linear(16, 3), "b": nn.Linear(16, 3), "up": nn.ConvTranspose2d(1, 1, 2, stride=2)}
+    module = Fn(run, scores=torch.ones(1, 4, 4), **parts).double()
+    net = ldlt.Lipschitz(module, input_shape=(1, 4, 4), head="orthogonal")
+    for seed in range(5):
+        torch.manual_seed(seed)
+        net.load_state_dict({**net.state_dict(), "module.scores": torch.randn(1, 4, 4)})
+        found = check_network(net)
+        assert not found.violations + found.declined
 
 
 def test_a_frozen_convolution_follows_its_kernel():

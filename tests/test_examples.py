@@ -51,7 +51,7 @@ def test_certified_tabular(tmp_path):
         assert result.certified[0] == pytest.approx(result.accuracy)
         assert all(a >= b for a, b in pairwise(result.certified))
     assert results[0.25].accuracy > 0.9
-    assert results[2.0].certified[-1] > results[0.25].certified[-1]  # a larger margin, larger radii
+    assert results[2.0].certified[-1] > results[0.25].certified[-1]  # asked for more, got more
 
 
 def test_wrap_your_resnet(tmp_path):
@@ -170,3 +170,20 @@ def test_fashion_mnist_ends_with_its_time(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "1,250 training" in said
     assert "epoch   2" not in said
+
+
+def test_flow(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = load("flow").main(steps=25, out=tmp_path)
+    assert picture(tmp_path, "flow")
+    assert result.flow > result.normal
+    assert result.error < 1e-10
+
+
+def test_identification(tmp_path):
+    pytest.importorskip("matplotlib")
+    results = load("identification").main(epochs=10, out=tmp_path)
+    assert picture(tmp_path, "identification")
+    found = results["constrained"]
+    assert found.worst <= found.limit * (1 + 1e-5)
+    assert all(r.noisy > 0 for r in results.values())

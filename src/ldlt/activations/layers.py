@@ -11,20 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ldlt import check
 from ldlt.errors import OptionError, ShapeError
 
 __all__ = ["Abs", "Atan", "Clamp", "Cos", "GroupSort", "MaxMin", "Sin", "WindowSort"]
 
 
 class Abs(nn.Module):
-    """Absolute value, elementwise.
-
-    >>> Abs()(torch.tensor([-2.0, 1.0]))
-    tensor([2., 1.])
-    """
+    """Absolute value, elementwise."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return ``|input|``."""
         return input.abs()
 
 
@@ -32,7 +28,6 @@ class Sin(nn.Module):
     """Sine, elementwise."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return ``sin(input)``."""
         return input.sin()
 
 
@@ -40,7 +35,6 @@ class Cos(nn.Module):
     """Cosine, elementwise."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return ``cos(input)``."""
         return input.cos()
 
 
@@ -48,7 +42,6 @@ class Atan(nn.Module):
     """Arc tangent, elementwise."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return ``atan(input)``."""
         return input.atan()
 
 
@@ -71,11 +64,9 @@ class Clamp(nn.Module):
         self.max = max
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return ``min(max(input, self.min), self.max)``."""
         return input.clamp(self.min, self.max)
 
     def extra_repr(self) -> str:
-        """Return the limits."""
         return f"min={self.min}, max={self.max}"
 
 
@@ -105,16 +96,12 @@ class GroupSort(nn.Module):
 
     def __init__(self, group_size: int) -> None:
         super().__init__()
-        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
-            raise OptionError(f"group_size must be a positive integer, got {group_size!r}")
-        self.group_size = group_size
+        self.group_size = check.whole("group_size", group_size)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Sort ``input`` (batch, d, ...) within groups of dimension 1."""
         return _groups(input, self.group_size, "GroupSort").sort(dim=2).values.flatten(1, 2)
 
     def extra_repr(self) -> str:
-        """Return the group size."""
         return f"group_size={self.group_size}"
 
 
@@ -137,7 +124,6 @@ class WindowSort(nn.Module):
         self.window = tuple(window)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Sort ``input`` (batch, channels, *spatial) within windows."""
         sizes = input.shape[2:]
         if len(sizes) != len(self.window) or any(n % w for n, w in zip(sizes, self.window, strict=True)):
             raise ShapeError(f"WindowSort sorts windows of {self.window}, which do not divide {tuple(sizes)}")
@@ -150,7 +136,6 @@ class WindowSort(nn.Module):
         return ordered.permute(back).reshape(input.shape)
 
     def extra_repr(self) -> str:
-        """Return the window."""
         return f"window={self.window}"
 
 
@@ -195,6 +180,5 @@ class MaxMin(nn.Module):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the pairs of ``input`` (batch, d, ...) as (maximum, minimum)."""
         pairs = _groups(input, 2, "MaxMin")
         return (_SortedPairs.apply(pairs) if pairs.requires_grad else _sorted_pairs(pairs)).flatten(1, 2)  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ldlt.check import choice, finite, sample_shape
 from ldlt.check import positive as positive_number
@@ -25,16 +24,16 @@ from ldlt.engine.plan import LARGEST, Group, Plan, largest_dense, make_plan
 from ldlt.engine.start import initialise
 from ldlt.engine.sweep import Blueprint, Explicit, Free, Sweep
 from ldlt.errors import BoundError, GraphError, LdltError, OptionError, ShapeError
+from ldlt.evaluation import normalising, running_statistics
 from ldlt.graph import Affine, Convolution, Graph, Input, Wire
 from ldlt.graph.direct import known_graph
 from ldlt.graph.trace import hooks_of, trace
 from ldlt.images.convolutions import CirculantWeight, CircularConv
 from ldlt.images.grids import Fold, Layout, operator_norm, row_norms
+from ldlt.joined import Joined, Metric, promised
 
 if TYPE_CHECKING:
     from ldlt.certificates.certificate import Certificate
-
-__all__ = ["Lipschitz", "Scaled", "sample_shape"]
 
 ROUNDING = 4
 """Rounding units of an output's magnitude that constants of outputs and of their differences allow for."""
@@ -68,8 +67,12 @@ class Lipschitz(nn.Module):
         module: Any module that ``torch.export`` can read, made of linear operations, convolutions, activations with
             known slopes, pools, and constants. It becomes a part of the network (it is not copied), and its free
             weights are initialised anew.
-        bound: ℓ > 0. With ``train_bound=True`` the start value of a trained bound.
-        input_shape: Shape of one sample, without the batch dimension; an int is a vector of that size.
+        bound: ℓ > 0. With ``train_bound=True`` the start value of a trained bound. One number per output, by order or
+            name, gives each its own constant: outputs are those of the module if it returns several tensors, else the
+            features of its one output; the whole map has the larger :attr:`bound` that is reported. A
+            :class:`ldlt.Metric` bounds the network in another norm of its input.
+        input_shape: Shape of one sample, without the batch dimension; an int is a vector of that size. For a module of
+            several inputs a list of shapes, or a dictionary by name.
         contraction: ``"cholesky"``, ``"symmetric"`` or ``"cayley"``.
         head: ``"joint"``: the whole map has the bound. ``"orthogonal"``: likewise, and the inequality is tight.
             ``"rows"``: every output has the bound, pairs of outputs have :meth:`pair_bounds`, the whole map has the
@@ -90,7 +93,8 @@ class Lipschitz(nn.Module):
             the signal through: 0 centres them, so that a ReLU network starts less linear and less alive.
 
     Shape:
-        Input (batch, \*input_shape), output (batch, k).
+        Input (batch, \*input_shape), output (batch, k) or what the module returns. Any leading dimensions, or none, may
+        stand in the place of the batch.
 
     Example:
         >>> net = Lipschitz(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3)), bound=2.0, input_shape=8)
@@ -103,9 +107,9 @@ class Lipschitz(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        bound: float = 1.0,
+        bound: float | Sequence[float] | Mapping[str, float] | Metric = 1.0,
         *,
-        input_shape: int | Sequence[int],
+        input_shape: int | Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]],
         contraction: str = "cholesky",
         head: str = "joint",
         output: str = "free",
@@ -121,17 +125,18 @@ class Lipschitz(nn.Module):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise GraphError(f"module must be a torch.nn.Module, not {type(module).__name__}")
-        if any(isinstance(m, CircularConv) for m in module.modules()):
-            raise GraphError("a part of the module is a frozen network already; wrap the module it was made from")
-        if any(isinstance(m, Lipschitz) for m in module.modules()):
-            raise GraphError("a part of the module is a Lipschitz network already; wrap the plain module as a whole")
-        shape = sample_shape(input_shape)
-        start = positive_number("bound", bound, BoundError)
-        alpha, gain, placing = (
-            positive_number("alpha", alpha),
-            positive_number("gain", gain),
-            finite("placing", placing),
-        )
+        if any(isinstance(m, CircularConv | Lipschitz) for m in module.modules()):
+            raise GraphError("a part of the module is a constrained or frozen network already; wrap the plain module")
+        promise = promised(module, bound, input_shape)
+        if promise.joined is not None:
+            module = promise.joined
+            if output == "scale":
+                raise OptionError("output='scale' is for one input, one output and one bound in the Euclidean norm")
+            if promise.scales is not None:
+                head = head if promise.apart else "rows"
+        shape = sample_shape(input_shape if promise.joined is None else promise.joined.features)
+        alpha, gain = positive_number("alpha", alpha), positive_number("gain", gain)
+        placing = finite("placing", placing)
         choice("output", output, ("free", "scale"))
         like = _reference(module)
         contracting, heading = chosen(contraction, head, torch.finfo(like.dtype).eps)
@@ -154,11 +159,11 @@ class Lipschitz(nn.Module):
         self.module = module
         self.input_shape = shape
         self._hooks: list[str] = []
-        self._normalises = any(isinstance(m, _BatchNorm) for m in module.modules())
+        self._normalises = bool(normalising(module))
         self._cache: _Cache | None = None
-        self._blueprint = Blueprint(graph, plan, contracting, heading)
+        self._blueprint = Blueprint(graph, plan, contracting, heading, promise.scales, promise.apart)
         self._blueprint.resolve(module)
-        self._bound = Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
+        self._bound = Bound(promise.bound, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []
         for group in plan.all_groups:
             self._add_parameters(group, alpha, train_multipliers)
@@ -166,18 +171,14 @@ class Lipschitz(nn.Module):
         self._hooks = hooks_of(self)
         initialise(self, init, gain, alpha, placing)
 
-    # -- construction ------------------------------------------------------------------------------------------------
-
     def _add_parameters(self, group: Group, alpha: float, train_multipliers: bool) -> None:
-        roles: dict[str, Tensor] = {}
-        place = self.plan.places[group.name]
+        count, roles = self.plan.places[group.name].count, {}
         if group.free:
             roles = self._blueprint.normaliser(group).initial(self._count(group), alpha)
         if group.free and not group.is_output:
-            roles["log_multiplier"] = torch.zeros(place.count or group.size)
+            roles["log_multiplier"] = torch.zeros(count or group.size)
         if not group.free and not group.is_output:
-            tied = place.count if group.node in self.plan.images else 0
-            roles["log_balance"] = torch.zeros(tied or group.size)
+            roles["log_balance"] = torch.zeros((count if group.node in self.plan.images else 0) or group.size)
             roles["margin"] = torch.tensor(3.0)  # θ = 0.95
         for role, value in roles.items():
             if role not in self._roles:
@@ -204,19 +205,14 @@ class Lipschitz(nn.Module):
         """Which maps are normalised, and in which order."""
         return self._blueprint.plan
 
-    # -- free parameters -> explicit weights -------------------------------------------------------------------------
-
     def _free(self, dtype: torch.dtype | None = None) -> Free:
         def cast(p: Tensor) -> Tensor:
             return p if dtype is None or not p.is_floating_point() else p.to(dtype)
 
-        extra: dict[str, dict[str, Tensor]] = {}
-        for group in self.plan.all_groups:
-            key = _key(group.name)
-            held = {role: getattr(self, role) for role in self._roles}
-            extra[group.name] = {role: cast(table[key]) for role, table in held.items() if key in table}
-        weights = {n: cast(p) for n, p in self.module.named_parameters()}
-        return Free(weights, cast(self._bound()), extra)
+        held = {role: getattr(self, role) for role in self._roles}
+        keys = {g.name: _key(g.name) for g in self.plan.all_groups}
+        extra = {g: {role: cast(t[key]) for role, t in held.items() if key in t} for g, key in keys.items()}
+        return Free({n: cast(p) for n, p in self.module.named_parameters()}, cast(self._bound()), extra)
 
     def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None, watch: str | None = None) -> Explicit:
         if not torch.compiler.is_compiling() and hooks_of(self) != self._hooks:
@@ -245,32 +241,65 @@ class Lipschitz(nn.Module):
         found = self._sweep(dtype).multipliers
         return {a.name: self.plan.join(a.name, found) for a in self.graph.activations}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The network's output (batch, k) for x (batch, *input_shape)."""
-        y, found = self._evaluate(x, self.module)
-        return y if self.plan.output.free else y * self._gain(found)
+    @property
+    def joined(self) -> Joined | None:
+        """The one map of vectors that a module of several inputs or outputs, or of another metric, was turned into."""
+        return self.module if isinstance(self.module, Joined) else None
+
+    def forward(self, *x: Tensor, **named: Tensor) -> Any:
+        """The network's output (batch, k) for x (batch, *input_shape); for several of them as the module has them."""
+        joined = self.joined
+        if joined is None and (len(x) != 1 or named):
+            raise ShapeError(f"the network has one input, not {len(x) + len(named)}")
+        (z,) = x if joined is None else (joined.join(*x, **named),)
+        if not isinstance(z, Tensor):
+            raise ShapeError(f"the input must be a tensor, not {type(z).__name__}")
+        shape, ahead = self.input_shape, z.ndim - len(self.input_shape)
+        if ahead < 0 or tuple(z.shape[ahead:]) != shape:
+            raise ShapeError(f"the input must have shape {('batch', *shape)}, not {tuple(z.shape)}")
+        y, found = self._evaluate(z if ahead == 1 else z.reshape(-1, *shape), self.module)
+        y = y if self.plan.output.free else y * self._gain(found)
+        y = y if ahead == 1 else y.reshape(*z.shape[:ahead], *y.shape[1:])
+        return y if joined is None else joined.restore(y)
 
     def _evaluate(self, x: Tensor, module: nn.Module, prefix: str = "") -> tuple[Tensor, Explicit]:
         """Run a module with the explicit weights, which it knows by their names behind a prefix."""
-        if not isinstance(x, Tensor):
-            raise ShapeError(f"the input must be a tensor, not {type(x).__name__}")
-        if tuple(x.shape[1:]) != self.input_shape or x.ndim < 1:
-            raise ShapeError(f"the input must have shape {('batch', *self.input_shape)}, not {tuple(x.shape)}")
         if self._cache is not None:
             self._refuse_training()
             found = self._cache.explicit(self)
-            return functional_call(module, {prefix + n: w for n, w in found.weights.items()}, (x,)), found
-        # Compilers and function transforms get plain matrices.
-        plain = (
-            torch.compiler.is_compiling() or isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
-        )
-        found = self._sweep(batch=None if plain else x.shape[0])
-        weights = {prefix + n: w for n, w in found.weights.items()} if prefix else found.weights
-        with contextlib.ExitStack() as stack:
-            if self.training and self._normalises:
-                weights = {**weights, **stack.enter_context(_running_statistics(module))}
-            y: Tensor = functional_call(module, weights, (x,))
-        return y, found
+        else:  # compilers and function transforms get plain matrices
+            transformed = isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
+            found = self._sweep(batch=None if torch.compiler.is_compiling() or transformed else x.shape[0])
+        weights = {prefix + n: w for n, w in found.weights.items()}
+        if not (self.training and self._normalises):
+            return functional_call(module, weights, (x,)), found
+        with running_statistics(module) as statistics:
+            return functional_call(module, {**weights, **statistics}, (x,)), found
+
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """The network as a function of its input, whose explicit weights are computed once, now; differentiable.
+
+        For what calls a network many times in one step: a recurrence over time, a solver, a Jacobian.
+
+        Raises:
+            GraphError: Batch normalisation in training mode updates its statistics in every call.
+
+        Example:
+            >>> net = Lipschitz(nn.Sequential(nn.Linear(4, 4)), input_shape=4)
+            >>> f = net.function()
+            >>> f(f(torch.randn(2, 4))).shape
+            torch.Size([2, 4])
+        """
+        if self.training and self._normalises:
+            raise GraphError("batch normalisation updates its statistics in every call: call net.eval() first")
+        found = self._sweep()
+        gain = None if self.plan.output.free else self._gain(found)
+
+        def run(x: Tensor) -> Tensor:
+            y: Tensor = functional_call(self.module, found.weights, (x,))
+            return y if gain is None else gain * y
+
+        return run
 
     @contextlib.contextmanager
     def cached(self) -> Iterator[None]:
@@ -323,26 +352,21 @@ class Lipschitz(nn.Module):
         is rounding, and a constant output needs no factor.
         """
         unit = self._blueprint.contraction.unit
-        least = unit ** (2 / 3) * found.magnitude().norm() + smallest(unit)
-        return 1 / torch.hypot(operator_norm(found.output()), least)
-
-    # -- what is certified -------------------------------------------------------------------------------------------
+        matrix, magnitude = found.output()
+        return 1 / torch.hypot(operator_norm(matrix), unit ** (2 / 3) * magnitude.norm() + smallest(unit))
 
     def _output_maps(self) -> Iterator[tuple[Tensor, Tensor, float, Layout]]:
-        """Of the certified map ``F_y`` (k, q), its error (k,), ℓ, and how the output lies on a grid, in float64.
-
-        First those of the sweep in float64, which frozen weights come from, then those of the sweep in the precision
-        of the parameters, which is another one: each is right for its own weights, up to the rounding of these.
-        """
+        """Of the certified map ``F_y`` (k, q), its error (k,), ℓ, and how the output lies on a grid, in float64."""
         own = self._bound().dtype
+        # Frozen weights come from the first sweep, live ones from the second: each is right for its own.
         unit = ROUNDING * torch.finfo(own).eps
         for dtype in dict.fromkeys((torch.float64, own)):
             with torch.no_grad():
                 found = self._sweep(dtype)
                 gain = 1.0 if self.plan.output.free else self._gain(found).double()
-                matrix = found.output()
+                matrix, magnitude = found.output()
                 matrix = matrix.to(torch.complex128 if matrix.is_complex() else torch.float64) * gain
-                yield matrix, unit * gain * found.magnitude().double(), float(found.bound), found.layout
+                yield matrix, unit * gain * magnitude.double(), float(found.bound), found.layout
 
     @property
     def bound(self) -> float:
@@ -354,7 +378,7 @@ class Lipschitz(nn.Module):
     @property
     def _joint_bound(self) -> bool:
         """Whether the declared bound is that of the whole map."""
-        return self._blueprint.head.joint or not self.plan.output.free
+        return (self._blueprint.head.joint and not self._blueprint.apart) or not self.plan.output.free
 
     @property
     def declared_bound(self) -> float:
@@ -415,13 +439,20 @@ class Lipschitz(nn.Module):
         most = math.sqrt(2) * self.bound if self._joint_bound else 2 * self.declared_bound
         return _largest(found, most).fill_diagonal_(0)
 
-    # -- other forms -------------------------------------------------------------------------------------------------
-
     def freeze(self) -> nn.Module:
         """An ordinary copy of the user's module with plain weights and the same outputs.
 
         The weights are computed in float64 and rounded once. Training mode is kept. With ``output="scale"`` the copy
         is wrapped into :class:`Scaled`.
+        """
+        plain = self.frozen_map()
+        return plain.module if isinstance(plain, Joined) else plain
+
+    def frozen_map(self) -> nn.Module:
+        """As :meth:`freeze`, as the one map of vectors that certificates, attacks and files are about.
+
+        For a module of several inputs or outputs, or of another metric: all inputs side by side, in units of the
+        metric, to all outputs side by side (:class:`~ldlt.joined.Joined`).
         """
         with torch.no_grad():
             found = self._sweep(torch.float64)
@@ -437,22 +468,19 @@ class Lipschitz(nn.Module):
         A convolution whose map is given as a :class:`~ldlt.images.convolutions.CirculantWeight` becomes a
         :class:`~ldlt.images.convolutions.CircularConv`.
         """
-        plain = copy.deepcopy(self.module)
+        whole = nn.ModuleList([copy.deepcopy(self.module)])  # the module may be a single convolution
         with torch.no_grad():
             for name, weight in weights.items():
-                target = plain.get_parameter(name)
+                target, (path, _, _) = whole[0].get_parameter(name), name.rpartition(".")
                 if not isinstance(weight, CirculantWeight):
                     target.copy_(weight)
                     continue
-                path, _, _ = name.rpartition(".")
-                layer = plain.get_submodule(path)
+                layer = whole[0].get_submodule(path)
                 bias = weights.get(f"{path}.bias", cast(Tensor | None, layer.bias))
-                frozen = CircularConv.of(weight, bias, target).train(layer.training)
-                if not path:  # the module is a single convolution
-                    return frozen
-                parent, _, own = path.rpartition(".")
-                setattr(plain.get_submodule(parent), own, frozen)
-        return plain
+                whole.set_submodule(
+                    f"0.{path}".rstrip("."), CircularConv.of(weight, bias, target).train(layer.training)
+                )
+        return whole[0]
 
     def set_bound(self, bound: float) -> None:
         r"""Change ℓ, multiplying the whole network by ``bound / declared_bound``.
@@ -477,16 +505,11 @@ class Lipschitz(nn.Module):
                 if group.free:  # those of given maps follow from ℓ
                     stored = self._parameter("log_multiplier", group.name)
                     stored.copy_(unbounded(bounded(stored) + 2 * math.log(factor)))
-            for affine, rows in self._output_rows():
+            for term in (t for g in self.plan.heads for t in g.terms):
+                affine = cast(Affine, self.graph[term.affine])
                 if affine.bias is not None:
-                    self.module.get_parameter(affine.bias)[rows] *= factor
-
-    def _output_rows(self) -> Iterator[tuple[Affine, Any]]:
-        """The output's free maps, with the entries of their biases."""
-        for term in (t for g in self.plan.heads for t in g.terms):
-            affine = cast(Affine, self.graph[term.affine])
-            whole = term.rows is None or isinstance(affine, Convolution)
-            yield affine, slice(None) if whole else list(term.rows or ())
+                    whole = term.rows is None or isinstance(affine, Convolution)
+                    self.module.get_parameter(affine.bias)[slice(None) if whole else list(term.rows or ())] *= factor
 
     @staticmethod
     def from_trained(
@@ -556,13 +579,10 @@ class Lipschitz(nn.Module):
 
 @dataclass
 class _Cache:
-    """Explicit weights and what they were computed from."""
-
     versions: Any = None
     found: Explicit | None = None
 
     def explicit(self, net: Lipschitz) -> Explicit:
-        """They, computed anew if a tensor has changed."""
         tensors = [*net.parameters(), *net.buffers()]
         versions = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
         if self.found is None or versions != self.versions or hooks_of(net) != net._hooks:
@@ -593,41 +613,3 @@ def _reference(module: nn.Module) -> Tensor:
     if like.is_meta:
         raise GraphError("the module is on the meta device; wrap it first, then move the network")
     return like
-
-
-@contextlib.contextmanager
-def _running_statistics(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    r"""Within this context batch normalisation uses its running statistics; they are updated when it ends.
-
-    Those of the batch would make a sample's output a function of all others, which has no bound. Yields copies by name
-    to run the module with, which autograd remembers while the module's own are overwritten.
-    """
-    layers = {
-        n: m
-        for n, m in module.named_modules()
-        if isinstance(m, _BatchNorm) and m.training and m.track_running_stats and m.running_mean is not None
-    }
-    seen: list[tuple[Any, Tensor, Tensor]] = []
-
-    def look(layer: Any, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].detach()
-        axes = [0, *range(2, x.ndim)]
-        seen.append((layer, x.mean(axes), x.var(axes)))
-
-    handles = [m.register_forward_pre_hook(look) for m in layers.values()]
-    copies = {f"{n}.{b}": t.clone() for n, m in layers.items() for b, t in m.named_buffers(recurse=False)}
-    for m in layers.values():
-        m.training = False
-    try:
-        yield copies
-    finally:
-        for m in layers.values():
-            m.training = True
-        for handle in handles:
-            handle.remove()
-    with torch.no_grad():
-        for layer, mean, variance in seen:
-            layer.num_batches_tracked.add_(1)
-            share = layer.momentum if layer.momentum is not None else 1 / float(layer.num_batches_tracked)
-            layer.running_mean.lerp_(mean.to(layer.running_mean), share)
-            layer.running_var.lerp_(variance.to(layer.running_var), share)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,6 @@ from ldlt.graph.convolution import Cells, meet, natural
 from ldlt.images.convolutions import node_cells
 from ldlt.images.grids import Layout, cell_rows, phases
 
-__all__ = ["LARGEST", "OUTPUT", "FreeTerm", "Group", "Place", "Plan", "Step", "largest_dense", "make_plan"]
-
 OUTPUT = "(output)"
 """Name of the output's group."""
 LARGEST = 2**28
@@ -35,39 +34,23 @@ LARGEST = 2**28
 
 @dataclass(frozen=True)
 class FreeTerm:
-    """One free map inside a group: rows of an affine map, with its input split into members.
-
-    Attributes:
-        affine: Name of the affine node.
-        rows: Rows of its weight, in the order of the group (None: all, in order).
-        scale: Factor with which it enters the sum.
-        members: Values its input is a concatenation of, in order.
-    """
+    """One free map inside a group: rows of an affine map, with its input split into members."""
 
     affine: str
-    rows: tuple[int, ...] | None
-    scale: float
-    members: tuple[str, ...]
+    rows: tuple[int, ...] | None  # of its weight, in the order of the group (None: all, in order)
+    scale: float  # factor with which it enters the sum
+    members: tuple[str, ...]  # values its input is a concatenation of
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one activation (or of the output) that are eliminated together.
+    """Rows of one activation (or of the output) that are eliminated together."""
 
-    Attributes:
-        name: Unique name, also the key of its parameters.
-        node: The activation node, or :data:`OUTPUT`.
-        value: The value the rows belong to (the pre-activation or the output).
-        rows: Which rows (None: all).
-        terms: The free maps to normalise; empty for a bounded group.
-        size: Number of rows.
-    """
-
-    name: str
-    node: str
-    value: str
-    rows: tuple[int, ...] | None
-    terms: tuple[FreeTerm, ...]
+    name: str  # unique, also the key of its parameters
+    node: str  # the activation, or OUTPUT
+    value: str  # what the rows belong to: the pre-activation or the output
+    rows: tuple[int, ...] | None  # None: all
+    terms: tuple[FreeTerm, ...]  # the free maps to normalise; none if the map is given
     size: int
 
     @property
@@ -93,21 +76,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the sweep.
+    """One step of the sweep: one of the first three."""
 
-    Attributes:
-        transport: The value whose generator is computed from its parents', or None.
-        group: The group that is eliminated, or None.
-        joins: The activation whose groups are put together, or None.
-        live: Values that are needed after this step.
-        cells: The grid it is done on (None: dense).
-    """
-
-    transport: str | None = None
-    group: str | None = None
-    joins: str | None = None
-    live: tuple[str, ...] = ()
-    cells: Cells = None
+    transport: str | None = None  # the value whose generator is computed from its parents'
+    group: str | None = None  # the group that is eliminated
+    joins: str | None = None  # the activation whose groups are put together
+    live: tuple[str, ...] = ()  # values that are read later
+    cells: Cells = None  # the grid it is done on
 
     @property
     def name(self) -> str:
@@ -117,23 +92,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of a group lie on the grid of its step. In the dense representation there is one cell.
-
-    Attributes:
-        layout: Of the group's rows.
-        rows: Local features of the group's value (None: all, in order).
-        features: The features they are in the first cell (None: all, in order).
-        terms: Local rows of each term's affine map (None: all, in order).
-        shared: For each row of a cell the number of its multiplier (None: each has its own).
-        every: For each row of the group, likewise.
-    """
+    """Where the rows of a group lie on the grid of its step; None: all, in order. Without a grid there is one cell."""
 
     layout: Layout
-    rows: Tensor | None
-    features: Tensor | None
-    terms: tuple[Tensor | None, ...]
-    shared: Tensor | None
-    every: Tensor | None
+    rows: Tensor | None  # local features of the group's value
+    features: Tensor | None  # the features they are in the first cell
+    terms: tuple[Tensor | None, ...]  # local rows of each term's affine map
+    shared: Tensor | None  # for each row of a cell the number of its multiplier (None: each has its own)
+    every: Tensor | None  # for each row of the group, likewise
 
     @property
     def count(self) -> int:
@@ -143,41 +109,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Plan:
-    """The sweep.
-
-    Attributes:
-        steps: In order.
-        groups: By name.
-        heads: The groups of the output, in the order in which they are chosen; one without free maps if it has none.
-        cells: The grid at the start; None if everything is dense.
-        places: Group -> where its rows lie.
-        images: Activations whose multipliers belong to channels.
-        straight: Groups after which nothing but their own value is live, up to the next group, its only reader.
-    """
+    """The sweep."""
 
     steps: tuple[Step, ...]
-    groups: dict[str, Group]
-    heads: tuple[Group, ...]
-    cells: Cells = None
-    places: dict[str, Place] = field(default_factory=dict)
-    images: frozenset[str] = frozenset()
-    straight: frozenset[str] = frozenset()
+    groups: dict[str, Group]  # by name
+    heads: tuple[Group, ...]  # groups of the output in the order of choice; one without free maps if it has none
+    cells: Cells = None  # the grid at the start
+    places: dict[str, Place] = field(default_factory=dict)  # by group
+    images: frozenset[str] = frozenset()  # activations whose multipliers belong to channels
+    straight: frozenset[str] = frozenset()  # groups whose value is all that is live until its only reader
 
     @property
     def output(self) -> Group:
         """The first head: the only one, unless the output is a concatenation."""
         return self.heads[0]
-
-    def parts(self, node: str) -> list[Group]:
-        """Groups of an activation or of the output."""
-        return [g for g in self.all_groups if g.node == node]
-
-    def join(self, node: str, values: Mapping[str, Tensor]) -> Tensor:
-        """Vectors of the groups of one node in the order of its features."""
-        groups = self.parts(node)
-        found = torch.cat([values[g.name] for g in groups])
-        rows = [r for g in groups for r in g.rows or ()]
-        return found[torch.tensor(rows).argsort()] if rows else found
 
     @property
     def all_groups(self) -> list[Group]:
@@ -189,8 +134,16 @@ class Plan:
         """Affine nodes with at least one normalised row."""
         return {t.affine for g in self.all_groups for t in g.terms}
 
+    def parts(self, node: str) -> list[Group]:
+        """Groups of an activation or of the output."""
+        return [g for g in self.all_groups if g.node == node]
 
-# -- where rows come from ----------------------------------------------------------------------------------------------
+    def join(self, node: str, values: Mapping[str, Tensor]) -> Tensor:
+        """Vectors of the groups of one node in the order of its features."""
+        groups = self.parts(node)
+        found = torch.cat([values[g.name] for g in groups])
+        rows = [r for g in groups for r in g.rows or ()]
+        return found[torch.tensor(rows).argsort()] if rows else found
 
 
 @dataclass
@@ -208,25 +161,24 @@ def _origins(graph: Graph, module: nn.Module) -> dict[str, _Origin]:
         if isinstance(node, Affine):
             row = (torch.arange(n), torch.ones(n, dtype=torch.double))
             out[node.name] = _Origin({node.name: row}, torch.zeros(n, dtype=torch.bool))
-        elif not isinstance(node, Wire) or node.role == "linear":
+        elif not isinstance(node, Wire) or node.role == "linear" or not graph.structural(node):
             out[node.name] = _Origin({}, torch.ones(n, dtype=torch.bool))
         elif node.role == "order":
             out[node.name] = parents[0]
         elif node.role == "sum":
-            out[node.name] = _summed(parents, node.scales, n)
+            out[node.name] = _summed(parents, node.scales)
         else:
             out[node.name] = _gathered(parents, index_map(graph.index, node, graph.tensors(module)))
     return out
 
 
-def _summed(parents: list[_Origin], scales: Iterable[float], n: int) -> _Origin:
+def _summed(parents: list[_Origin], scales: Iterable[float]) -> _Origin:
     terms: dict[str, tuple[Tensor, Tensor]] = {}
-    fixed = torch.zeros(n, dtype=torch.bool)
+    fixed = torch.stack([o.fixed for o in parents]).any(0)
     for origin, scale in zip(parents, scales, strict=True):
-        fixed |= origin.fixed
         for name, (index, factor) in origin.terms.items():
             if name in terms:  # the same matrix twice in one sum: its rows are not free
-                fixed |= index >= 0
+                fixed = fixed | (index >= 0)
                 old, weights = terms[name]
                 terms[name] = (torch.where(old >= 0, old, index), weights)
             else:
@@ -255,7 +207,7 @@ def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
     if node.role == "order" and parents[0].shape == node.shape:
         return _members(graph, node.parents[0], module)
     stacks = node.role == "rearrange" and len(parents) > 1 and all(p.shape[1:] == node.shape[1:] for p in parents)
-    if not stacks or sum(p.features for p in parents) != node.features:
+    if not stacks or not graph.structural(node) or sum(p.features for p in parents) != node.features:
         return (value,)
     moved = index_map(graph.index, node, graph.tensors(module))
     if not bool((moved == torch.arange(node.features)).all()):
@@ -264,19 +216,11 @@ def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
     return parts if len(set(parts)) == len(parts) else (value,)
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
-
 _Rows = tuple[list[int], tuple[str, ...]]  # rows, and the free maps they are a sum of
 
 
 class _Planner:
-    """Divides rows into groups.
-
-    Args:
-        graph: The graph.
-        module: Its module.
-        demoted: Activations that must keep their maps.
-    """
+    """Divides rows into groups; ``demoted`` are the activations that must keep their maps."""
 
     def __init__(self, graph: Graph, module: nn.Module, demoted: set[str]) -> None:
         self.graph, self.module, self.demoted = graph, module, demoted
@@ -358,9 +302,6 @@ class _Planner:
         return FreeTerm(name, None if full else tuple(kept.tolist()), float(scale[rows][0]), members)
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
-
-
 class _Cycle(Exception):
     def __init__(self, activation: str) -> None:
         super().__init__(activation)
@@ -393,7 +334,7 @@ class _Order:
             for group in self.groups[name]:
                 self.need(group.needs)
                 self.steps.append(Step(group=group.name))
-            self.steps.append(Step(joins=name))
+            self.steps += [Step(joins=name)] if len(self.groups[name]) > 1 else []  # else it bears the same name
         elif not isinstance(node, Input):
             self.need(node.parents)
             for owner in self.owners.get(name, []):  # a map can transport only once its weight is known
@@ -421,9 +362,6 @@ def _with_liveness(steps: list[Step], graph: Graph, groups: dict[str, Group], he
     return tuple(reversed(out))
 
 
-# -- grids -------------------------------------------------------------------------------------------------------------
-
-
 class _Grids:
     """Chooses the grid of every step, and finds where the rows of the groups lie on it."""
 
@@ -449,18 +387,13 @@ class _Grids:
             image = self.images[group.value]
             return None if image is None else natural(image)
         found = [self.cells[t.affine] for t in group.terms]
-        found += [] if group.is_output else [self.cells[group.node]]
-        cells = found[0]
-        for other in found[1:]:
-            cells = meet(cells, other)
-        return cells
+        return reduce(meet, found if group.is_output else [*found, self.cells[group.node]])
 
     def _shared(self, group: Group) -> Tensor | None:
         """For each row of a group the number of its multiplier; None if each has its own."""
-        if group.is_output:
+        node = self.graph.index.get(group.node)
+        if not isinstance(node, Activation):
             return None
-        node = self.graph[group.node]
-        assert isinstance(node, Activation)
         owner = groups = activations.mixed(node.resolve(self.module), node.shape)
         if self._tied(node):
             owner = torch.arange(node.shape[0]).repeat_interleave(math.prod(node.shape[1:]))
@@ -514,21 +447,20 @@ class _Grids:
         rows = torch.arange(len(cell)) if group.rows is None else torch.tensor(group.rows)
         order = torch.argsort(cell[rows], stable=True).reshape(count, -1)
         found = _same_in_cells(cell[rows][order], where[rows][order])
-        terms = []
+        terms: list[tuple[Tensor | None, int]] = []
         for term in group.terms:
             affine = self.graph[term.affine]
             used = torch.arange(len(rows)) if term.rows is None else torch.tensor(term.rows)
             at, place = cell_rows(affine.shape, cells)
-            same = _same_in_cells(at[used][order], place[used][order])
-            terms.append(None if same is None else (same, affine.features // count))
-        if found is None or None in terms:
+            terms.append((_same_in_cells(at[used][order], place[used][order]), affine.features // count))
+        if found is None or any(t is None for t, _ in terms):
             return self._place(group, None)
         parts = () if cells is None else phases(shape, cells) if group.rows is None else (1,) * len(cells)
         return Place(
             Layout(cells, parts, len(found)),
             _unless_all(found, len(cell) // count),
             _unless_all(rows[order[0]], len(cell)),
-            tuple(_unless_all(*t) for t in terms if t is not None),
+            tuple(_unless_all(t, n) for t, n in terms if t is not None),
             None if shared is None else shared[order[0]],
             shared,
         )
@@ -548,37 +480,28 @@ def _unless_all(rows: Tensor, count: int) -> Tensor | None:
     return None if len(rows) == count and bool((rows == torch.arange(count)).all()) else rows
 
 
-# -- the plan ----------------------------------------------------------------------------------------------------------
-
-
 def _straight(plan: Plan, graph: Graph) -> frozenset[str]:
     """See :class:`Plan`: on such a stretch, the factor of a covariance is only divided by."""
-    found = set()
-    for i, step in enumerate(plan.steps):
-        if step.group is None or len(plan.parts(plan.groups[step.group].node)) > 1:
-            continue
-        value, alone, reader, last = step.group, len(step.live) <= 1, plan.output, step
-        for last in plan.steps[i + 1 :]:
-            if last.group is not None:
-                reader = plan.groups[last.group]
-                break
-            node = graph.index.get(last.transport or "")
-            ordered = isinstance(node, Wire) and node.role == "order"
-            alone = alone and len(last.live) <= 1 and (last.transport is None or ordered)
-            value = last.name
-        gone = value not in last.live if not reader.is_output else len(plan.heads) == 1
-        if alone and reader.free and reader.needs == [value] and gone:
-            found.add(step.group)
+    found, start, value = set(), "", ""  # the group that such a stretch began with, and what is live now
+    for step in plan.steps:
+        node = graph.index.get(step.transport or "")
+        reader = plan.groups.get(step.group or "")
+        if reader is not None:
+            if start and reader.needs == [value] and reader.free and value not in step.live:
+                found.add(start)
+            start = value = reader.name if len(plan.parts(reader.node)) == 1 else ""
+        elif isinstance(node, Wire) and node.role == "order":
+            value = node.name
+        else:
+            start = ""
+        start = start if len(step.live) <= 1 else ""
+    if start and len(plan.heads) == 1 and plan.output.free and plan.output.needs == [value]:
+        found.add(start)
     return frozenset(found)
 
 
 def make_plan(graph: Graph, module: nn.Module) -> Plan:
-    """The plan of a graph.
-
-    Args:
-        graph: A traced graph.
-        module: The module it was traced from, for its constants and activations.
-    """
+    """The plan of a graph that was traced from a module."""
     demoted: set[str] = set()
     while True:
         try:
@@ -589,14 +512,11 @@ def make_plan(graph: Graph, module: nn.Module) -> Plan:
             order.need(act.name for act in graph.activations)
             order.need(v for g in heads for v in g.needs)
             flat = {g.name: g for gs in groups.values() for g in gs}
-            plan = _Grids(
-                graph, module, Plan(_with_liveness(order.steps, graph, flat, heads), flat, tuple(heads))
-            ).place()
+            steps = _with_liveness(order.steps, graph, flat, heads)
+            plan = _Grids(graph, module, Plan(steps, flat, tuple(heads))).place()
             return replace(plan, straight=_straight(plan, graph))
         except RecursionError as error:
-            raise GraphError(
-                "the graph has too long a chain of operations without an activation between them"
-            ) from error
+            raise GraphError("the graph has too long a chain of operations without an activation") from error
         except _Cycle as cycle:
             if cycle.activation in demoted:
                 raise GraphError(f"the maps that feed '{cycle.activation}' depend on each other in a cycle") from cycle
@@ -604,17 +524,10 @@ def make_plan(graph: Graph, module: nn.Module) -> Plan:
 
 
 def largest_dense(plan: Plan, graph: Graph) -> tuple[int, str]:
-    """Entries of the largest dense generators of a sweep, from shapes alone, and at which value.
-
-    The noise of what is live is compressed to about as many dimensions as it has features.
-    """
-    worst, where = 0, ""
-    for step in plan.steps:
-        if step.cells is not None:
-            continue
+    """Entries of the largest dense generators of a sweep, from shapes alone, and at which value."""
+    found = [(0, "")]
+    for step in (s for s in plan.steps if s.cells is None):
         node = plan.groups[step.group].value if step.group else step.name
         values = {node, *graph[node].parents, *(plan.groups[n].value if n in plan.groups else n for n in step.live)}
-        entries = sum(graph[v].features for v in values) ** 2
-        if entries > worst:
-            worst, where = entries, node
-    return worst, where
+        found.append((sum(graph[v].features for v in values) ** 2, node))  # noise is compressed to what is live
+    return max(found, key=lambda f: f[0])

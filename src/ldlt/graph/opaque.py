@@ -20,7 +20,7 @@ __all__ = ["DROPOUT", "Known", "opaque"]
 DROPOUT = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity,
 )  # fmt: skip
-_FUNCTIONS = {F.softsign, F.tanhshrink, F.softshrink, F.rrelu}
+_FUNCTIONS = {f: f.__name__ for f in (F.softsign, F.tanhshrink, F.softshrink, F.rrelu)}
 """Activations that ATen writes as several operations."""
 _CHANCE = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
@@ -52,9 +52,7 @@ def _plain(module: nn.Module, kinds: Sequence[type[nn.Module]]) -> bool:
 class Known(TorchFunctionMode):
     """Functions that are exported as one operation; dropout is the identity of every certificate.
 
-    Args:
-        functions: Whether activations are exported, too; without, the mode only switches dropout off.
-        training: Whether the module is in training mode: dropout that is on in evaluation is refused.
+    Without ``functions`` the mode only switches dropout off. Dropout that is on in evaluation is refused.
     """
 
     def __init__(self, functions: bool = True, training: bool = False) -> None:
@@ -72,8 +70,8 @@ class Known(TorchFunctionMode):
             return args[0] if args else options["input"]
         if self.functions and func in _FUNCTIONS and not (options.get("inplace", False) or True in args[4:5]):
             x, *rest = args if args else (options.pop("input"),)
-            path = f"={getattr(func, '__name__', 'function')}_{len(self.made)}"
-            self.made[path] = activations.from_call(func, tuple(rest), options)  # type: ignore[assignment]
+            path = f"={_FUNCTIONS[func]}_{len(self.made)}"
+            self.made[path] = cast(Any, activations.maker(_FUNCTIONS[func]))(*rest, **options)
             return _as_layer(x, path)
         return func(*args, **options)
 
