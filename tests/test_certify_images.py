@@ -252,6 +252,18 @@ def test_a_search_that_is_stopped_keeps_the_best():
         assert ldlt.verify(found, net).rigorous
 
 
+def test_parts_without_signal():
+    net, shape = large()
+    with torch.no_grad():
+        net[0].weight[:2] = 0.0  # dead channels
+        net[3].weight[:, 3] = 0.0
+        found = ldlt.certify(net, shape, time_limit=0)
+        assert found.rigorous
+        net[0].weight.zero_()  # constant
+        with pytest.raises(Untreated):
+            TorusNetwork(traced(net, shape), net)
+
+
 def test_what_has_no_torus_says_so():
     for net in (
         nn.Sequential(conv(1, 2, 3, padding_mode="reflect"), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2)),

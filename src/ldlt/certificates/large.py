@@ -61,10 +61,10 @@ class _Objective:
         """The value and the gradient; infinite and zero where ``θ`` is not feasible."""
         nowhere = math.inf, torch.zeros_like(theta)
         free = theta.detach().clone().requires_grad_()
-        parts, chosen = iter(free.split(self.counts)), []
+        chosen: list[Tensor] = []
 
         def choose(layer: Layer, spread: Tensor) -> Tensor:
-            chosen.append((-next(parts)).exp() / self._scale(layer, spread))
+            chosen.append((-free.split(self.counts)[len(chosen)]).exp() / self._scale(layer, spread))
             return chosen[-1]
 
         with torch.enable_grad():

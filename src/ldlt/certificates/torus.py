@@ -299,6 +299,10 @@ class TorusNetwork(Maps):
         self.output: Rows = out.rows
         self.stride = out.stride if isinstance(out, _Image) else ()
         self.outputs = out.channels if isinstance(out, _Image) else self.graph[self.graph.output].features
+        if self.torus is not None:
+            for rows in (self.output, *(s.inputs for s in self.sites)):
+                if not any(bool(r.mid.any()) for r in rows.values() if r is not None):
+                    raise Untreated("a part of it does not depend on its input")
         last = {b: i for i, s in enumerate(self.sites) for b in s.inputs} | dict.fromkeys(self.output, len(self.sites))
         self.last = last
         begin = next((i for i, s in enumerate(self.sites) if not s.stride), len(self.sites))
