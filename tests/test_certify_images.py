@@ -194,7 +194,7 @@ def check(name, seed):
     assert proof.bound == pytest.approx(found.bound, rel=1e-3)
     assert proof.bound <= product(problem)[0] * (1 + 1e-6)
     assert not prove_on_torus(network, proof.multipliers, 0.9 * proof.bound).holds
-    best = minimise(Problem.build(graph, net), tolerance=1e-3)
+    best = minimise(Problem.build(graph, net), tolerance=1e-2)
     assert best.lower <= proof.bound * (1 + 1e-6)  # no multipliers at all prove less
     x = torch.randn(40, *shape, dtype=torch.float64)
     jacobians = torch.autograd.functional.jacobian(lambda v: net(v).sum(0), x).movedim(1, 0).flatten(2)
@@ -219,10 +219,8 @@ def test_no_bound_below_the_optimum_of_many(name):
 
 def large():
     torch.manual_seed(0)
-    net = nn.Sequential(
-        conv(3, 6, 3), nn.ReLU(), Block(6, 6), conv(6, 8, 4, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(512, 5)
-    )
-    return net.eval(), (3, 16, 16)
+    net = nn.Sequential(conv(2, 4, 3), nn.ReLU(), Block(4, 4), conv(4, 4, 4, stride=2), nn.Flatten(), nn.Linear(196, 5))
+    return net.eval(), (2, 14, 14)
 
 
 def test_one_call_certifies_and_verifies(tmp_path):
