@@ -126,6 +126,11 @@ class Stubborn(nn.Linear):
         raise RuntimeError("no")
 
 
+class Tracked(nn.Module):
+    def forward(self, x):
+        return 20 * x if x.requires_grad else x
+
+
 def _holding(tensor):
     module = Run(lambda s, x: x)
     setattr(module, "extra", tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer("extra", tensor)
@@ -133,6 +138,7 @@ def _holding(tensor):
 
 
 ODD = {
+    "gradients": lambda: nn.Sequential(Tracked(), nn.Linear(4, 2)),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(4)),
     "complex": lambda: _holding(nn.Parameter(torch.ones(2, dtype=torch.complex64))),
     "sparse": lambda: _holding(torch.eye(4).to_sparse()),
@@ -149,6 +155,14 @@ ODD = {
 def test_odd_modules_are_refused(name):
     module = ODD[name]()
     for call in (lambda: ldlt.certify(module, 4), lambda: ldlt.Lipschitz(module, input_shape=4)):
+        with pytest.raises(ldlt.GraphError):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])
+def test_networks_in_half_precision_are_refused(dtype):
+    net = ldlt.Lipschitz(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), input_shape=4).to(dtype)
+    for call in (net.explicit, net.freeze, net.pair_bounds, lambda: net(torch.zeros(2, 4, dtype=dtype))):
         with pytest.raises(ldlt.GraphError):
             call()
 

@@ -127,12 +127,8 @@ def slope_range(module: nn.Module, low: Tensor, high: Tensor, bounds: Range) -> 
     Args:
         module: The activation.
         low: Lower ends, (features,), float64.
-        high: Upper ends.
-        bounds: Global slope bounds ``(m, L)``, (features,) each: the answer where no more is known, and a limit for
-            all.
-
-    Returns:
-        ``(m, L)``, (features,) each.
+        high: Upper ends, likewise.
+        bounds: Global bounds ``(m, L)``, likewise: the answer where no more is known, and a limit for all.
 
     >>> one = torch.ones(1, dtype=torch.float64)
     >>> slope_range(nn.ReLU(), -2 * one, -one, (0 * one, one))
@@ -149,12 +145,7 @@ def slope_range(module: nn.Module, low: Tensor, high: Tensor, bounds: Range) -> 
 
 
 def enclose(module: nn.Module, x: V, functions: Functions[V]) -> V:
-    """The value of an elementwise activation in the arithmetic of given functions: a ball for balls.
-
-    Args:
-        module: The activation.
-        x: Its argument.
-        functions: Elementary functions of the type of ``x``.
+    """The value of an elementwise activation at ``x`` in the arithmetic of given functions: a ball for balls.
 
     Raises:
         GraphError: The function is not known, or it is random.
@@ -312,12 +303,7 @@ def learned_sector(weight: Tensor) -> Sector:
 
 
 def spread(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Center and radius of an activation for every entry of its input, (features,) each, in float64.
-
-    Args:
-        module: An activation.
-        shape: Shape of its input, without the batch dimension.
-    """
+    """Center and radius of an activation for every entry of its input of that shape, (features,) each, in float64."""
     found, features = sector(module), math.prod(shape)
 
     def wide(value: Tensor | float) -> Tensor:
@@ -328,14 +314,10 @@ def spread(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def mixed(module: nn.Module, shape: tuple[int, ...]) -> Tensor | None:
-    """Which entries a joint nonlinearity mixes: a group number for every entry of its input, in flattened order.
-
-    Args:
-        module: An activation.
-        shape: Shape of its input, without the batch dimension.
+    """Which entries a joint nonlinearity mixes: a group number for every entry of its input of that shape.
 
     Returns:
-        (features,), numbers counted from 0; None for an elementwise activation.
+        (features,), numbers counted from 0, in flattened order; None for an elementwise activation.
 
     >>> mixed(MaxMin(), (4,)), mixed(WindowSort((2,)), (1, 4)), mixed(nn.ReLU(), (4,))
     (tensor([0, 0, 1, 1]), tensor([0, 0, 1, 1]), None)

@@ -209,6 +209,8 @@ class Lipschitz(nn.Module):
         def cast(p: Tensor) -> Tensor:
             return p if dtype is None or not p.is_floating_point() else p.to(dtype)
 
+        if self._bound().dtype in (torch.half, torch.bfloat16):
+            raise GraphError("factorisations need float32 or float64; train mixed precision with autocast instead")
         held = {role: getattr(self, role) for role in self._roles}
         keys = {g.name: _key(g.name) for g in self.plan.all_groups}
         extra = {g: {role: cast(t[key]) for role, t in held.items() if key in t} for g, key in keys.items()}

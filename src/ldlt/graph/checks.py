@@ -151,7 +151,8 @@ def _outputs(module: nn.Module, x: Tensor, training: bool) -> dict[str, Tensor]:
                 [module(x[i : i + 1].clone()) for i in range(len(x))]
             ),
         }
-        with contextlib.suppress(RuntimeError):  # a view that such an input has not
-            strewn = module(x.movedim(0, -1).contiguous().movedim(-1, 0))
-            found["it depends on how its input lies in memory"] = strewn
+        with contextlib.suppress(RuntimeError), torch.enable_grad():  # a view that such an input has not
+            tracked = 1.0 * x.clone().requires_grad_()
+            strewn = module(tracked.movedim(0, -1).contiguous().movedim(-1, 0))
+            found["it depends on how its input lies in memory, or on gradients"] = strewn.detach()
     return found
