@@ -256,14 +256,6 @@ def test_a_subclass_inherits_bounds_only_with_the_forward() -> None:
         slope_bounds(patched)
 
 
-@pytest.fixture
-def registry():
-    kept = dict(TABLE)
-    yield
-    TABLE.clear()
-    TABLE.update(kept)
-
-
 class Scaled(nn.Module):
     def __init__(self, gain: float = 1.0) -> None:
         super().__init__()
@@ -273,7 +265,6 @@ class Scaled(nn.Module):
         return self.gain * x.tanh()
 
 
-@pytest.mark.usefixtures("registry")
 def test_register_as_a_call_and_as_a_decorator() -> None:
     with pytest.raises(SlopeError, match="Scaled"):
         slope_bounds(Scaled(3.0))
@@ -291,7 +282,6 @@ def test_register_as_a_call_and_as_a_decorator() -> None:
     assert sector(Scaled(0.0)).rho == 0.0
 
 
-@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize(
     "value", [(1.0, 0.0), (0.0, math.inf), (math.nan, 1.0), 1.0, (0.0, 1.0, 2.0), ("low", "high"), None]
 )
@@ -310,7 +300,6 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize(("cls", "options"), WRONG)
 def test_register_refuses_what_it_cannot_take(cls: object, options: dict) -> None:
     with pytest.raises(OptionError):
@@ -323,7 +312,6 @@ class Erf(nn.Module):
         return torch.erf(x)
 
 
-@pytest.mark.usefixtures("registry")
 def test_a_registered_activation_is_known_where_it_is_called() -> None:
     assert activations.maker("erf") is None
     register(Erf, lambda module: (0.0, 2 / math.sqrt(math.pi)), enclose=lambda m, x, f: f.erf(x), calls="erf")
@@ -542,7 +530,6 @@ def test_the_table_in_the_documentation_is_computed() -> None:
     assert seen == set(ELEMENTWISE)
 
 
-@pytest.mark.usefixtures("registry")
 def test_examples_in_docstrings_and_documentation() -> None:
     for result in (doctest.testmod(activations), doctest.testfile(str(DOCS), module_relative=False)):
         assert result.attempted > 4

@@ -9,25 +9,13 @@ from torch import nn
 import ldlt
 from ldlt import activations, testing
 from ldlt.graph import Wire
-from ldlt.graph.operations import TABLE, mixes, register_operation
+from ldlt.graph.operations import mixes, register_operation
 from ldlt.graph.trace import trace
 
 
 @pytest.mark.parametrize("case", testing.all_cases(), ids=str)
 def test_conformance(case):
     case.check()
-
-
-@pytest.fixture(autouse=True)
-def _tables():
-    """What a test registers is forgotten."""
-    kept = [(table, dict(table)) for table in (activations.TABLE, TABLE)]
-    moves = [*testing.MOVES]
-    yield
-    testing.MOVES[:] = moves
-    for table, before in kept:
-        table.clear()
-        table.update(before)
 
 
 class Snake(nn.Module):

@@ -93,6 +93,10 @@ NAMED = {
         ),
         (4,),
     ),
+    "a number per sample": (
+        lambda: Fn(lambda s, x: s.head(F.relu(s.a(x)).sum(1)[:, None]), a=nn.Linear(5, 4), head=nn.Linear(1, 3)),
+        (5,),
+    ),
     "frozen convolution": (
         lambda: nn.Sequential(
             circular(2, 3), nn.ReLU(), frozen(circular(3, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
@@ -174,6 +178,15 @@ def test_masks_of_images_may_be_loaded():
         net.load_state_dict({**net.state_dict(), "module.scores": torch.randn(1, 4, 4)})
         found = check_network(net)
         assert not found.violations + found.declined
+
+
+def test_squares_of_given_maps_may_be_beyond_float32():
+    net = ldlt.Lipschitz(nn.Sequential(nn.PReLU(), nn.PReLU(), nn.Linear(4, 3)), 0.01, input_shape=4)
+    with torch.no_grad():
+        net.module[0].weight.fill_(1e9)
+        net.module[1].weight.fill_(1e9)
+    found = check_network(net)
+    assert not found.violations + found.declined + found.overflows
 
 
 def test_a_frozen_convolution_follows_its_kernel():

@@ -273,12 +273,16 @@ class Live:
         """
         radius = torch.as_tensor(new.radius, dtype=balance.dtype, device=balance.device)
         rows = value.matrix() * radius.reshape(-1, 1)  # r F_v
-        gram = 2 * (rows @ rows.mH)
+        size = rows.detach().abs().amax().clamp(min=1.0)  # the squares of large ones would overflow
+        small = rows / size
+        gram = 2 * (small @ small.mH)
         # A small number in the divisor only makes Λ smaller, which is safe; it serves rows that are (nearly) zero.
         sums = (gram.abs() * balance).sum(-1) / balance
         sums = sums if sums.ndim == 1 else sums.amax(0)
-        sums = sums + floor_share(self.unit) ** 2 * (sums.max().detach() + 2 * self.least * radius.detach() ** 2)
-        width = sums.sqrt() / (2 * margin).sqrt()  # gradients of Λ itself would overflow long before these
+        sums = sums + floor_share(self.unit) ** 2 * (
+            sums.max().detach() + 2 * self.least * (radius.detach() / size) ** 2
+        )
+        width = size * sums.sqrt() / (2 * margin).sqrt()  # gradients of Λ itself would overflow long before these
         if new.shared is not None:
             width = width.new_zeros(new.count).scatter_reduce(0, new.shared, width, "amax")[new.shared]
         matrix = rows / width[:, None]

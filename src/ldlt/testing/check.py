@@ -107,18 +107,7 @@ def check_network(net: ldlt.Lipschitz, *, seed: int = 0) -> Report:
         net: The network.
         seed: Of the points that are tried.
     """
-    check = _Check(net, seed)
-    was_training = net.training
-    net.eval()
-    try:
-        stages = (check.parameters, check.finite, check.slopes, check.inequality, check.reference, check.agreement)
-        for stage in stages:
-            if not check.stopped:
-                with check.guard(stage.__name__):
-                    stage()
-    finally:
-        net.train(was_training)
-    return check.report
+    return _Check(net, seed).run()
 
 
 class _Check:
@@ -129,12 +118,25 @@ class _Check:
         self.dtype = next(p.dtype for p in net.parameters() if p.is_floating_point())
         self.tolerance = TOLERANCE[self.dtype]
         self.generator = torch.Generator().manual_seed(seed)
-        with self.guard("freeze"):
-            self.bound, self.frozen = net.bound, net.frozen_map().double().eval().requires_grad_(False)
+
+    def run(self) -> Report:
+        was_training = self.net.training
+        self.net.eval()
+        stages = (
+            self.parameters, self.freeze, self.finite, self.slopes, self.inequality, self.reference, self.agreement,
+        )  # fmt: skip
+        try:
+            for stage in stages:
+                if not self.stopped:
+                    with self.guard(stage.__name__):
+                        stage()
+        finally:
+            self.net.train(was_training)
+        return self.report
 
     @contextlib.contextmanager
     def guard(self, stage: str) -> Iterator[None]:
-        """Exceptions become entries of the report."""
+        """An exception becomes an entry of the report, and ends the check."""
         try:
             yield
         except ldlt.LdltError as error:
@@ -160,6 +162,9 @@ class _Check:
         if bad:
             self.broken(f"parameters: '{bad[0]}' is not finite")
             self.stopped = True
+
+    def freeze(self) -> None:
+        self.bound, self.frozen = self.net.bound, self.net.frozen_map().double().eval().requires_grad_(False)
 
     def finite(self) -> None:
         """Outputs and gradients are finite; every parameter gets one."""
@@ -279,7 +284,9 @@ class _Check:
             alone = torch.cat([self.frozen(row[None].double()).flatten(1) for row in x[:3]])
             self._same("frozen alone and in a batch", alone, plain, allowed)
             self._same("live alone and in a batch", self.net(x[:1].clone()).double().flatten(1), live, allowed)
-            first, second = (copy.deepcopy(self.net).train()(x.clone()).double().flatten(1) for _ in range(2))
+            with _unchanged(self.net):
+                first, second = (self.net.train()(x.clone()).double().flatten(1) for _ in range(2))
+            self.net.eval()
             if torch.equal(first, second):  # no dropout or the like
                 self._same("training and evaluation", first, live, allowed)
         distance = (x[: len(half)] - x[len(half) :]).double().flatten(1).norm(dim=1)
@@ -349,12 +356,25 @@ def check_module(
             report.violations.append(f"construction: foreign exception {type(error).__name__}: {error}")
             return report
         for kind in kinds:
-            twin = copy.deepcopy(net)
-            set_up = _Check(twin, seed)
-            with set_up.guard("setting"):
-                PARAMETERS[kind](twin, torch.Generator().manual_seed(seed))
-            report.include(set_up.report if set_up.stopped else check_network(twin, seed=seed), kind)
+            check = _Check(net, seed)
+            with _unchanged(net):
+                with check.guard("setting"):
+                    PARAMETERS[kind](net, torch.Generator().manual_seed(seed))
+                report.include(check.run(), kind)
     return report
+
+
+@contextlib.contextmanager
+def _unchanged(net: nn.Module) -> Iterator[None]:
+    """Parameters and buffers are restored."""
+    tensors = [*net.parameters(), *net.buffers()]
+    kept = [t.detach().clone() for t in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, old in zip(tensors, kept, strict=True):
+                tensor.copy_(old)
 
 
 def check_certificate(

@@ -219,14 +219,15 @@ def _trained(net: nn.Module, generator: torch.Generator, steps: int = 100, rate:
     shape: Shape = net.input_shape  # type: ignore[assignment]
     x = _normal(torch.Size((8, *shape)), generator)
     y = x + 0.3 * _normal(x.shape, generator)
-    x, y = x.to(like), y.to(like)
-    distance = (x - y).flatten(1).norm(dim=1)
+    both, distance = torch.cat([x, y]).to(like), (x - y).to(like).flatten(1).norm(dim=1)
     optimiser = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], rate)
     for _ in range(steps):
         optimiser.zero_grad()
-        gap = net(x.clone()) - net(y.clone())
+        first, second = net(both.clone()).chunk(2)
+        gap = first - second
         (-(gap.flatten(1).square().sum(1) + 1e-12).sqrt() / distance).mean().backward()
         optimiser.step()
+    optimiser.zero_grad()
 
 
 def _loaded(net: nn.Module, generator: torch.Generator) -> None:
