@@ -300,7 +300,8 @@ class TorusNetwork(Maps):
         self.stride = out.stride if isinstance(out, _Image) else ()
         self.outputs = out.channels if isinstance(out, _Image) else self.graph[self.graph.output].features
         if self.torus is not None:
-            for rows in (self.output, *(s.inputs for s in self.sites)):
+            read: list[Rows] = [self.output, *(dict(s.inputs) for s in self.sites)]
+            for rows in read:
                 if not any(bool(r.mid.any()) for r in rows.values() if r is not None):
                     raise Untreated("a part of it does not depend on its input")
         last = {b: i for i, s in enumerate(self.sites) for b in s.inputs} | dict.fromkeys(self.output, len(self.sites))
