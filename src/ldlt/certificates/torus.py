@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -300,7 +300,7 @@ class TorusNetwork(Maps):
         self.stride = out.stride if isinstance(out, _Image) else ()
         self.outputs = out.channels if isinstance(out, _Image) else self.graph[self.graph.output].features
         if self.torus is not None:
-            read: list[Rows] = [self.output, *(dict(s.inputs) for s in self.sites)]
+            read: list[Mapping[str, Near | None]] = [self.output, *(s.inputs for s in self.sites)]
             for rows in read:
                 if not any(bool(r.mid.any()) for r in rows.values() if r is not None):
                     raise Untreated("a part of it does not depend on its input")
