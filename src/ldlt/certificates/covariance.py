@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Covariance", "Read", "smooth_maximum"]
+__all__ = ["Covariance", "Read", "mean_diagonal", "smooth_maximum"]
 
 
 class _Inflate(torch.autograd.Function):
@@ -182,6 +182,12 @@ class Covariance:
     def _index(self, names: Collection[str]) -> Tensor:
         places = [torch.arange(p.start, p.stop) for n, p in self.places.items() if n in names]
         return torch.cat([torch.empty(0, dtype=torch.long), *places])
+
+
+def mean_diagonal(matrix: Tensor) -> Tensor:
+    """The real diagonal, (n,), averaged over the batch."""
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).real
+    return diagonal.reshape(-1, diagonal.shape[-1]).mean(0)
 
 
 def smooth_maximum(matrix: Tensor, sharpness: float) -> Tensor:

@@ -206,8 +206,19 @@ class Problem:
         live, slack = self.covariance(multipliers)
         if not bool(slack.isfinite()):
             return math.inf
-        form = live.read(self.output).spread
-        return float(torch.linalg.eigvalsh(form)[-1].clamp(min=0.0)) if bool(form.isfinite().all()) else math.inf
+        form = self.form(live)
+        return max(0.0, float(torch.linalg.eigvalsh(form)[..., -1].max())) if bool(form.isfinite().all()) else math.inf
+
+    def form(self, live: Covariance) -> Tensor:
+        """``B G B'`` of the output."""
+        return live.read(self.output).spread
+
+    def norm(self, matrix: Tensor, reader: str | None, block: str, steep: Tensor | None = None) -> float:
+        """Norm of the map from a block to what an activation, or the output, reads, times slopes; or infinity."""
+        matrix = matrix if steep is None else steep[:, None] * matrix
+        return float(torch.linalg.matrix_norm(matrix, 2)) if bool(matrix.isfinite().all()) else math.inf
+
+    per_frequency = False
 
 
 class _Parts:
