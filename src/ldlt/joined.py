@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -200,7 +200,8 @@ def promised(module: nn.Module, bound: Any, input_shape: Any, conditions: Sequen
     several = isinstance(input_shape, Mapping) or (
         isinstance(input_shape, Sequence) and any(not isinstance(n, Integral) for n in input_shape)
     )
-    single = isinstance(value, Real | Tensor) and not (isinstance(value, Tensor) and value.ndim)
+    listed = isinstance(value, Mapping | Sequence) or (hasattr(value, "__len__") and getattr(value, "ndim", 1))
+    single = not listed or isinstance(value, str)
     joined = None
     if conditions and not several:
         raise OptionError("conditions are some of several inputs: pass input_shape as a list of shapes or by name")
