@@ -195,10 +195,10 @@ def test_starts_are_chosen_on_held_out_rows_of_a_third():
 
 
 @pytest.mark.slow
-def test_choose_writes_starts_that_bench_reads(tmp_path):
+def test_starts_are_written_that_bench_reads(tmp_path):
     """Two families, the smallest embedded set of the third, one epoch."""
     out = tmp_path / "starts.json"
-    words = ["choose", "--families", "sll,aol", "--epochs", "1", "--most-rows", "600", "--workers", "1"]
+    words = ["starts", "--families", "sll,aol", "--epochs", "1", "--most-rows", "600", "--workers", "1"]
     assert main([*words, "--out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["sets"] == ["breast-cancer-wisc-diag"]

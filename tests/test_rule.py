@@ -43,9 +43,9 @@ class Stack(nn.Module):
         return self.head(h)
 
 
-@pytest.mark.parametrize("part", slow_from(3, range(10)))
+@pytest.mark.parametrize("part", slow_from(1, range(10)))
 def test_random_graphs_satisfy_the_inequality(part):
-    """500 random graphs in all (150 in every run), up to 12 nodes and 4 parents; tight with an orthogonal output map.
+    """500 random graphs in all (50 in every run), up to 12 nodes and 4 parents; tight with an orthogonal output map.
 
     The floor costs tightness where a stack has directions with a share of 1e-5 of their magnitude: in few graphs, a
     little.
@@ -75,7 +75,7 @@ def test_random_graphs_satisfy_the_inequality(part):
     scale=st.floats(0.01, 4.0),
     bound=st.floats(0.05, 50.0),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_any_graph_any_size_of_parameters(seed, contraction, head, scale, bound):
     torch.set_default_dtype(torch.float64)
     module = RandomGraph(seed)
@@ -139,7 +139,7 @@ def _free_graph(seed):
         seed += 7919
 
 
-@pytest.mark.parametrize("seed", slow_from(8, range(40)))
+@pytest.mark.parametrize("seed", slow_from(3, range(40)))
 def test_converse_feasible_weights_are_reached(seed):
     """Explicit weights and multipliers of one contraction are reproduced by another one's free parameters."""
     net = _free_graph(seed)
@@ -252,10 +252,10 @@ def test_stacked_blocks_are_one_network_and_stay_tight():
     assert all(g.free for g in net.plan.groups.values())
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, lambda: nn.LeakyReLU(0.1)])
+@pytest.mark.parametrize("activation", slow_from(1, [nn.LeakyReLU, nn.GELU, nn.ReLU]))
 def test_depth_1000_feed_forward(activation):
     """Finite in float32; the inequality holds in float64, by its own block elimination."""
-    net = ldlt.nn.FeedForward(8, [64] * 1000, 4, dtype=torch.float32, activation=activation)
+    net = ldlt.nn.FeedForward(8, [16] * 1000, 4, dtype=torch.float32, activation=activation)
     x = torch.randn(16, 8, dtype=torch.float32, requires_grad=True)
     y = net(x)
     y.square().sum().backward()
@@ -280,14 +280,14 @@ def test_depth_1000_feed_forward(activation):
 
 
 def test_200_stacked_residual_blocks():
-    net = ldlt.Lipschitz(Stack(8, 64, 200, 4).float(), bound=1.0, input_shape=8)
+    net = ldlt.Lipschitz(Stack(8, 16, 200, 4).float(), bound=1.0, input_shape=8)
     x = torch.randn(16, 8, dtype=torch.float32, requires_grad=True)
     y = net(x)
     y.square().sum().backward()
     assert torch.isfinite(y).all()
     assert all(torch.isfinite(p.grad).all() for p in net.parameters())
     assert float(x.grad.norm()) > 1e-3  # the signal arrives
-    small = ldlt.Lipschitz(Stack(4, 8, 200, 3), bound=1.0, input_shape=4, head="orthogonal")
+    small = ldlt.Lipschitz(Stack(4, 3, 60, 3), bound=1.0, input_shape=4, head="orthogonal")
     randomise(small, 0, 0.2)
     assert abs(ldlt.lmi.residual(small)) < 1e-9
 

@@ -1,4 +1,4 @@
-"""Command line of the study: ``bench``, ``choose``, ``data``, ``report`` and ``tables``.
+"""Command line of the study: ``bench``, ``starts``, ``data``, ``report`` and ``tables``.
 
 ``python -m ldlt_bench`` runs them; the command ``ldlt`` finds them by the entry points ``ldlt.commands``.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ldlt_bench.data import Archive, Collection
     from ldlt_bench.study.run import Summary
 
-__all__ = ["app", "bench", "choose", "data", "main", "report", "tables"]
+__all__ = ["app", "bench", "data", "main", "report", "starts", "tables"]
 
 OUT = Path("ldlt-bench")
 EXTRA_SETS = ("digits",)
@@ -66,7 +66,7 @@ def bench(
     workers: Annotated[int | None, typer.Option(min=1, help="Default: one per processor; 1: this process.")] = None,
     address: Annotated[str | None, typer.Option(help="Address of a running cluster.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of results.")] = OUT,
-    starts: Annotated[Path | None, typer.Option(help="Start values for 'tuned', as `choose` writes them.")] = None,
+    starts: Annotated[Path | None, typer.Option(help="Start values for 'tuned', as `ldlt starts` writes them.")] = None,
     add: Annotated[list[Path] | None, typer.Option(help="Rows of other runs, not to be computed again.")] = None,
     as_json: _Json = False,
 ) -> None:
@@ -150,7 +150,7 @@ def _finish(summary: Summary, protocols: list[str], cut: bool, as_json: bool) ->
 
 
 @app.command()
-def choose(
+def starts(
     archive: Annotated[str, typer.Option("--data", help="Archive (zip or folder), or 'embedded'.")] = "embedded",
     families: Annotated[list[str] | None, typer.Option(help="Families; default: all.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="At most N epochs: a quick look.")] = None,
@@ -166,14 +166,14 @@ def choose(
     """
     require_extra()
     from ldlt_bench.data import Archive, Embedded, locate  # noqa: PLC0415
-    from ldlt_bench.study.choose import choose as search  # noqa: PLC0415
+    from ldlt_bench.study.choose import choose  # noqa: PLC0415
     from ldlt_bench.study.family import GRIDS  # noqa: PLC0415
     from ldlt_bench.study.protocol import PROTOCOLS, shortened  # noqa: PLC0415
     from ldlt_bench.study.results import write_whole  # noqa: PLC0415
 
     where = None if archive == "embedded" else locate(archive)
     protocol = PROTOCOLS["tuned"] if epochs is None else shortened(PROTOCOLS["tuned"], epochs)
-    found = search(
+    found = choose(
         protocol,
         _names(families) or list(GRIDS),
         Embedded() if where is None else Archive(where),

@@ -68,14 +68,14 @@ def full_precision(like: Tensor) -> contextlib.AbstractContextManager[Any]:
 SHARE = 4.0
 """Rounding units of ``‖W‖²_F`` that are added to α."""
 
-_BLOCK = 256  # up to this size LAPACK's own Cholesky is faster than the blocked one
+_BLOCK = 64  # size up to which a matrix is left to LAPACK
 
 
 def _lower(left: Tensor, right: Tensor) -> Tensor:
     """``left @ right`` of which only the lower triangle is asked for: large ones leave a third of the work out."""
     derived = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
     n = left.shape[-2]
-    if n <= _BLOCK or left.ndim > 2 or derived or torch._C._are_functorch_transforms_active():
+    if n <= 256 or left.ndim > 2 or derived or torch._C._are_functorch_transforms_active():
         return left @ right
     return _fill_lower(left, right, left.new_zeros(n, n))
 
@@ -92,21 +92,17 @@ def _fill_lower(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 def _factor_in_place(gram: Tensor) -> None:
     """Overwrite a Hermitian matrix, given by its lower triangle, with its lower Cholesky factor; NaN if it has none."""
-    # Large ones are split in two, so that most of the work is products: LAPACK's own ran at a fifth of their speed.
     n = gram.shape[-1]
-    if n <= _BLOCK:
-        factor, info = torch.linalg.cholesky_ex(gram)
+    for i in range(0, n, _BLOCK):  # so that most of the work is products: LAPACK's own ran at a fifth of their speed
+        j = min(i + _BLOCK, n)
+        if i > 0:
+            gram[..., i:, i:j] -= gram[..., i:, :i] @ gram[..., i:j, :i].mH
+        factor, info = torch.linalg.cholesky_ex(gram[..., i:j, i:j])
         factor.diagonal(dim1=-2, dim2=-1).add_(torch.where(info == 0, 0.0, torch.nan)[..., None])
-        gram.copy_(factor)
-        return
-    h = n // 2
-    top = gram[..., :h, :h]
-    _factor_in_place(top)
-    side = torch.linalg.solve_triangular(top.mH, gram[..., h:, :h], upper=True, left=False)
-    gram[..., h:, :h] = side
-    gram[..., :h, h:] = 0
-    gram[..., h:, h:] -= side @ side.mH
-    _factor_in_place(gram[..., h:, h:])
+        gram[..., i:j, i:j] = factor
+        if j < n:
+            gram[..., i:j, j:] = 0
+            gram[..., j:, i:j] = torch.linalg.solve_triangular(factor.mH, gram[..., j:, i:j], upper=True, left=False)
 
 
 def _solve(factor: Tensor, rhs: Tensor, adjoint: bool) -> Tensor:
@@ -168,7 +164,7 @@ class _Contract(Function):
         elif grad_product is not None:
             grad_u = grad_u + grad_product
         half.diagonal(dim1=-2, dim2=-1).mul_(0.5)  # P = Φ(Ē + Ū U^*)
-        both = half + half.mH
+        both = half + half.mH.contiguous()
         inner = torch.addmm(grad_u, both, contraction, alpha=-1) if both.ndim == 2 else grad_u - both @ contraction
         grad_w = Triangular(factor, frame).solve_adjoint(inner)
         grad_alpha = None
@@ -225,6 +221,23 @@ class _Solve(Function):
         return None, grad_frame, grad_rhs, None
 
 
+class _Dense(Function):
+    """``M`` itself, with gradient, ``dM = −M E``, and with second derivatives."""
+
+    @staticmethod
+    def forward(factor: Tensor, frame: Tensor) -> Tensor:
+        return factor.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        factor, frame = ctx.saved_tensors
+        return None, -(Triangular(factor, frame).dense().mH @ grads[0])
+
+
 class Triangular:
     """A lower-triangular factor ``M`` (..., n, n) to solve with and to differentiate; without a frame, by autograd."""
 
@@ -248,7 +261,7 @@ class Triangular:
 
     def dense(self) -> Tensor:
         """``M`` as an ordinary tensor."""
-        return self.value if self.frame is None else self.value - self.value @ self.frame
+        return self.value if self.frame is None else cast(Tensor, _Dense.apply(self.value, self.frame))
 
 
 class Gram(NamedTuple):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -109,11 +110,16 @@ def _depth(graph: Graph) -> int:
     return max(depth[graph.output], 1)
 
 
+@cache
+def _quadrature() -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.hermite_e.hermegauss(41)
+
+
 def _place_for(module: nn.Module, spread: float, depth: int) -> float:
     """Mean nearest to 0 where ``E σ'(mean + spread·z)²``, z standard normal, is ``1 − 1/(2 depth)`` of its maximum."""
     if activations.sector(module).group is not None or not spread > 0:
         return 0.0
-    nodes, weights = np.polynomial.hermite_e.hermegauss(41)
+    nodes, weights = _quadrature()
     means = np.linspace(-8 * spread - 4, 8 * spread + 4, 401)
     points = torch.from_numpy(means[:, None] + spread * nodes[None]).reshape(-1, 1)
     act = copy.deepcopy(module).double().cpu().eval()

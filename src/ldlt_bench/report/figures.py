@@ -76,7 +76,7 @@ def curves(comparison: Comparison) -> str | None:
         xlabel="radius (Euclidean, in standardised units)", ylabel="share of test rows in %", ylim=(0, 100), xlim=(0, 2)
     )
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
     return _address(figure)
 
 
@@ -102,5 +102,5 @@ def cone(example: ScalarCounterexample) -> str:
     y = example.block.forward(x[:, None])[:, 0]
     axes.plot(x, y, color="#c0392b", label=f"printed block, slope {example.measured_slope:.2f}")
     axes.set(xlabel="input x", ylabel="output f(x)")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper center")
     return _address(figure)

@@ -131,15 +131,15 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
 }
 """``paper``: one setting for all. ``tuned``: every family gets the same search, judged on validation rows; its starts
-are those of the file that ``ldlt_bench choose`` writes. Without that file only LDLT has others than published."""
+are those of the file that ``ldlt starts`` writes. Without that file only LDLT has others than published."""
 
 
 def read_starts(path: str | Path) -> dict[str, Start]:
-    """Starts of all families from a file that ``ldlt_bench choose`` wrote."""
+    """Starts of all families from a file that ``ldlt starts`` wrote."""
     try:
         starts = msgspec.json.decode(Path(path).read_bytes(), type=_Starts).starts
     except (OSError, msgspec.MsgspecError) as error:
-        raise OptionError(f"{path} is no file of starts ({error}); make one with  ldlt_bench choose") from error
+        raise OptionError(f"{path} is no file of starts ({error}); make one with  ldlt starts") from error
     return {find_family(name).name: start for name, start in starts.items()}
 
 
