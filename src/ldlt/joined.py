@@ -200,7 +200,7 @@ def promised(module: nn.Module, bound: Any, input_shape: Any, conditions: Sequen
     several = isinstance(input_shape, Mapping) or (
         isinstance(input_shape, Sequence) and any(not isinstance(n, Integral) for n in input_shape)
     )
-    listed = isinstance(value, Mapping | Sequence) or (hasattr(value, "__len__") and getattr(value, "ndim", 1))
+    listed = isinstance(value, Mapping | Sequence) or (hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0)
     single = not listed or isinstance(value, str)
     joined = None
     if conditions and not several:
