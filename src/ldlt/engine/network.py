@@ -79,6 +79,8 @@ class Lipschitz(nn.Module):
             larger :attr:`bound` that is reported.
         output: ``"free"``: the output must be a sum or a concatenation of free maps (end the module with
             ``nn.Linear``). ``"scale"``: any output; the network multiplies it by one number so that the bound holds.
+        conditions: Inputs, by number or name, in which the network need not be Lipschitz, such as the goal of a policy:
+            the bound holds between inputs that share them. What is computed from them may be added to other values.
         train_multipliers: Whether the multipliers are trained (needed for full generality unless all activations are
             positively homogeneous).
         train_bound: Whether ℓ is trained.
@@ -113,6 +115,7 @@ class Lipschitz(nn.Module):
         contraction: str = "cholesky",
         head: str = "joint",
         output: str = "free",
+        conditions: Sequence[int | str] = (),
         train_multipliers: bool = True,
         train_bound: bool = False,
         bound_floor: float | None = None,
@@ -127,7 +130,7 @@ class Lipschitz(nn.Module):
             raise GraphError(f"module must be a torch.nn.Module, not {type(module).__name__}")
         if any(isinstance(m, CircularConv | Lipschitz) for m in module.modules()):
             raise GraphError("a part of the module is a constrained or frozen network already; wrap the plain module")
-        promise = promised(module, bound, input_shape)
+        promise = promised(module, bound, input_shape, conditions)
         if promise.joined is not None:
             module = promise.joined
             if output == "scale":
@@ -143,6 +146,8 @@ class Lipschitz(nn.Module):
         graph = known_graph(module, shape) or trace(module, shape)
         if not graph.affines:
             raise GraphError("the module has no Linear layer and no convolution: there is nothing to make Lipschitz")
+        if promise.joined is not None:
+            promise.joined.check(graph)
         plan = make_plan(graph, module)
         if not plan.output.free and output == "free":
             raise GraphError(
@@ -253,18 +258,20 @@ class Lipschitz(nn.Module):
         joined = self.joined
         if joined is None and (len(x) != 1 or named):
             raise ShapeError(f"the network has one input, not {len(x) + len(named)}")
-        (z,) = x if joined is None else (joined.join(*x, **named),)
+        z, given = (x[0], {}) if joined is None else joined.join(*x, **named)
         if not isinstance(z, Tensor):
             raise ShapeError(f"the input must be a tensor, not {type(z).__name__}")
         shape, ahead = self.input_shape, z.ndim - len(self.input_shape)
         if ahead < 0 or tuple(z.shape[ahead:]) != shape:
             raise ShapeError(f"the input must have shape {('batch', *shape)}, not {tuple(z.shape)}")
-        y, found = self._evaluate(z if ahead == 1 else z.reshape(-1, *shape), self.module)
+        y, found = self._evaluate(z if ahead == 1 else z.reshape(-1, *shape), self.module, given=given)
         y = y if self.plan.output.free else y * self._gain(found)
         y = y if ahead == 1 else y.reshape(*z.shape[:ahead], *y.shape[1:])
         return y if joined is None else joined.restore(y)
 
-    def _evaluate(self, x: Tensor, module: nn.Module, prefix: str = "") -> tuple[Tensor, Explicit]:
+    def _evaluate(
+        self, x: Tensor, module: nn.Module, prefix: str = "", given: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Explicit]:
         """Run a module with the explicit weights, which it knows by their names behind a prefix."""
         if self._cache is not None:
             self._refuse_training()
@@ -272,7 +279,7 @@ class Lipschitz(nn.Module):
         else:  # compilers and function transforms get plain matrices
             transformed = isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
             found = self._sweep(batch=None if torch.compiler.is_compiling() or transformed else x.shape[0])
-        weights = {prefix + n: w for n, w in found.weights.items()}
+        weights = {prefix + n: w for n, w in found.weights.items()} | dict(given or {})
         if not (self.training and self._normalises):
             return functional_call(module, weights, (x,)), found
         with running_statistics(module) as statistics:
