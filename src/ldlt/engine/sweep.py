@@ -20,6 +20,7 @@ from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
 from ldlt.graph.convolution import Cells, Spec
 from ldlt.images.convolutions import CirculantWeight, Taps
 from ldlt.images.grids import Layout, row_norms
+from ldlt.images.torus import Torus
 
 __all__ = ["Blueprint", "Explicit", "Free", "Sweep"]
 
@@ -35,6 +36,8 @@ class Blueprint:
         plan: What is normalised, in which order.
         contraction: Free matrices to contractions.
         head: Free matrix to the output contraction.
+        torus: The graph on its torus, if convolutions keep their kernels.
+        power: Which power of a covariance bounds the multipliers there.
         wiring: Responses of the single taps of convolutions by (node, grid): they depend on no tensor of the module.
         sectors: Slopes of activations without parameters, and the settings they were found for (None for PReLU): for
             compilers, which do not see classes as they are. Anybody else looks anew.
@@ -45,6 +48,8 @@ class Blueprint:
     contraction: Contraction
     head: Head
     wiring: dict[tuple[str, Cells], Taps] = field(default_factory=dict)
+    torus: Torus | None = None
+    power: int = 1
     sectors: dict[str, tuple[activations.Sector | None, dict[str, Any]]] = field(default_factory=dict)
 
     def resolve(self, module: nn.Module) -> None:
@@ -109,6 +114,7 @@ class Explicit:
         magnitude: Makes the magnitudes of the outputs before cancellation, ``Σ_j |B_ij| s_j``, (k,) or one per local
             feature: a relative error of the weights changes an output's row of ``F_y`` by that much at most.
         watched: ``F_t`` of the value that was asked for, when it was made.
+        window: Which features of a torus the output consists of, if it lies on one.
     """
 
     weights: dict[str, Tensor]
@@ -118,6 +124,7 @@ class Explicit:
     layout: Layout
     magnitude: Callable[[], Tensor]
     watched: Tensor | None = None
+    window: Tensor | None = None
 
 
 class Sweep:

@@ -140,6 +140,21 @@ class Covariance:
         sizes = {n: s for n, s in self.sizes.items() if n in names}
         return Covariance(sizes, self.matrix[..., index[:, None], index])
 
+    def transport(self, name: str, read: Read, keep: Collection[str]) -> Covariance:
+        """Add a linear function of live tensors as a live tensor.
+
+        Args:
+            name: Its name.
+            read: Its covariances.
+            keep: Names of the tensors that are read later, its own among them.
+        """
+        live = self.keep(keep)
+        own = read.spread
+        if live.sizes:
+            beside = read.cross if live is self else read.cross[..., self._index(keep)]
+            own = torch.cat([torch.cat([live.matrix, beside.mH], -1), torch.cat([beside, own], -1)], -2)
+        return Covariance({**live.sizes, name: read.spread.shape[-1]}, own)
+
     def activate(
         self,
         read: Read,
