@@ -365,7 +365,6 @@ def test_what_cannot_be_done_ends_with_2(tmp_path, capsys, monkeypatch):
         ["bench", "--protocol", "other"],
         ["report"],
         ["tables", "missing.parquet"],
-        ["figure", "b", "figure.txt"],
         ["data", "check", "missing.zip"],
         ["data", "list", "missing.zip"],
     ):
@@ -407,12 +406,6 @@ def test_data_commands(tmp_path, capsys, monkeypatch):
     assert "twin" in said
     assert main(["data", "check", "embedded", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sound"] == 14
-
-
-def test_figures(tmp_path, capsys):
-    assert main(["figure", "factors", str(tmp_path / "figure.png"), "--json"]) == 0
-    path = json.loads(capsys.readouterr().out)["figure"]
-    assert Path(path).read_bytes().startswith(b"\x89PNG")
 
 
 def test_entry_points_lead_to_commands():

@@ -86,6 +86,13 @@ NAMED = {
         lambda: Fn(lambda s, x: s.head((x - x.mean(1, keepdim=True)).sum(1, keepdim=True)), head=nn.Linear(1, 3)),
         (5,),
     ),
+    "one number per sample": (
+        lambda: Fn(
+            lambda s, x: s.head(torch.stack([(y := s.first(x).unbind(1))[0] + y[1], (2 * x[:, 0]).tanh()], 1)),
+            first=nn.Linear(4, 3), head=nn.Linear(2, 3),
+        ),
+        (4,),
+    ),
     "frozen convolution": (
         lambda: nn.Sequential(
             circular(2, 3), nn.ReLU(), frozen(circular(3, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)

@@ -513,6 +513,7 @@ def test_exported_by_torch(kind, fixed):
 
 @pytest.mark.slow
 def test_exported_by_the_newer_exporter(tmp_path):
+    pytest.importorskip("onnxscript")
     for kind in ("residual", "conv"):
         module, shape = exported(kind)
         path = tmp_path / f"{kind}.onnx"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from fractions import Fraction
 from itertools import pairwise
 
@@ -18,11 +17,9 @@ from ldlt_bench.paper import (
     AsPrintedWarning,
     ResidualBlock,
     as_printed_block,
-    b_structure,
     block_ldlt,
     closed_form_factors,
     corrected_block,
-    factor_structure,
     printed_last_pivot,
     scalar_counterexample,
     violation,
@@ -558,20 +555,3 @@ def test_printed_module_refuses():
         AsPrintedResidual(3, [2], 2, -1.0)
     with pytest.raises(OptionError):
         AsPrintedResidual(3, [2], 2, form="polar")
-
-
-# Figures
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_figures_are_written(tmp_path, suffix, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # global state: importing it would now fail
-    first = factor_structure(tmp_path / f"factors.{suffix}", hidden=(6, 9), io=3)
-    second = b_structure(str(tmp_path / f"b.{suffix}"), hidden=(6, 9), io=3, draws=3)
-    head = b"\x89PNG" if suffix == "png" else b"<?xml"
-    for path in (first, second):
-        assert path.read_bytes().startswith(head)
-        assert path.stat().st_size > 5000
-    again = factor_structure(tmp_path / f"again.{suffix}", hidden=(6, 9), io=3)
-    assert again.read_bytes() == first.read_bytes()

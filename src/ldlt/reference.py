@@ -100,7 +100,7 @@ class Elimination:
         noise = torch.linalg.solve_triangular(root, u, upper=False)  # K U
         own = torch.diag((2 * weight).rsqrt())
         for name, x in self.live.items():
-            new = (noise @ x.flatten(1)).reshape(-1, *x.shape[1:])
+            new = (noise @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
             self.live[name] = torch.cat([x, new, x.new_zeros(len(own), *x.shape[1:])])
         return torch.cat([center * torch.cat([v, noise @ v]), own]).reshape(-1, *node.shape)
 

@@ -1,4 +1,4 @@
-"""Command line of the study: ``bench``, ``data``, ``report``, ``tables`` and ``figure``.
+"""Command line of the study: ``bench``, ``data``, ``report`` and ``tables``.
 
 ``python -m ldlt_bench`` runs them; the command ``ldlt`` finds them by the entry points ``ldlt.commands``.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ldlt_bench.data import Archive, Collection
     from ldlt_bench.study.run import Summary
 
-__all__ = ["app", "bench", "data", "figure", "main", "report", "tables"]
+__all__ = ["app", "bench", "data", "main", "report", "tables"]
 
 OUT = Path("ldlt-bench")
 EXTRA_SETS = ("digits",)
@@ -49,11 +49,6 @@ class _Form(StrEnum):
     markdown = "markdown"
     latex = "latex"
     csv = "csv"
-
-
-class _Figure(StrEnum):
-    factors = "factors"
-    b = "b"
 
 
 _Json = Annotated[bool, typer.Option("--json", help="Print the outcome for machines.")]
@@ -191,20 +186,6 @@ def tables(
             typer.echo(note, err=True)
     if out is not None:
         typer.echo(out)
-
-
-@app.command()
-def figure(
-    which: Annotated[_Figure, typer.Argument(help="factors: both factors of LDL'; b: |B| under both roots.")],
-    path: Annotated[Path, typer.Argument(help="File to write, .png or .svg.")],
-    seed: Annotated[int, typer.Option(help="Seed of the free parameters.")] = 0,
-    as_json: _Json = False,
-) -> None:
-    """Draw the structure of the factors of the paper's residual block."""
-    from ldlt_bench.paper import b_structure, factor_structure  # noqa: PLC0415
-
-    drawn = (factor_structure if which is _Figure.factors else b_structure)(path, seed=seed)
-    typer.echo(json.dumps({"figure": str(drawn)}) if as_json else drawn)
 
 
 @data.command("list")

@@ -57,9 +57,10 @@ class _Objective:
         return torch.cat(found)
 
     def __call__(self, theta: Tensor, sharpness: float, barrier: float) -> tuple[float, Tensor]:
-        """The value, infinite where ``θ`` is not feasible, and the gradient."""
-        theta = theta.detach().requires_grad_()
-        parts, chosen = iter(theta.split(self.counts)), []
+        """The value and the gradient; infinite and zero where ``θ`` is not feasible."""
+        nowhere = math.inf, torch.zeros_like(theta)
+        free = theta.detach().clone().requires_grad_()
+        parts, chosen = iter(free.split(self.counts)), []
 
         def choose(layer: Layer, spread: Tensor) -> Tensor:
             chosen.append((-next(parts)).exp() / self._scale(layer, spread))
@@ -69,12 +70,12 @@ class _Objective:
             live, slack = self.problem.covariance(choose)
             form = live.read(self.problem.output).spread
             if not bool(slack.isfinite()) or not bool(form.isfinite().all()):
-                return math.inf, theta
+                return nowhere
             value = smooth_maximum(form, sharpness) - barrier / self.problem.neurons * slack
         exact = float(torch.linalg.eigvalsh(form.detach())[-1])
         self.stopped = self.report(exact, torch.cat(chosen).detach())
-        (gradient,) = torch.autograd.grad(value, theta)
-        return (float(value.detach()), gradient) if bool(gradient.isfinite().all()) else (math.inf, theta)
+        (gradient,) = torch.autograd.grad(value, free)
+        return (float(value.detach()), gradient) if bool(gradient.isfinite().all()) else nowhere
 
 
 def descend(

@@ -27,6 +27,7 @@ multipliers. Those of a step are repaired from the input to the output by shorte
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ _FAR = 10.0  # how much larger than the gap by μ the true one may be
 _ROOM = 1.05  # factor of ℓ² that leads from a bound that is tight to the interior
 _STRICT = 1e-7  # relative, by which products of norms are enlarged to be strictly feasible
 _FLOOR = 1e-8
+_LARGEST_LOG = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -305,14 +307,14 @@ def _least_scale(problem: Problem, multipliers: Tensor, accuracy: float = 1e-7) 
     def fits(log: float) -> bool:
         return problem.squared(multipliers / math.exp(log)) <= math.exp(log) * (1 + 1e-10)  # equal where c = 0
 
-    guess = product(problem)[0] ** 2
-    if not 0 < guess < math.inf:
+    guess = product(problem)[0]
+    if not 0 < guess * guess < math.inf:
         return math.inf
-    high = math.log(guess)
+    high = 2 * math.log(guess)
     step = 1.0
     while not fits(high):
         high, step = high + step, 2 * step
-        if step > 200:
+        if step > 200 or high > _LARGEST_LOG:
             return math.inf
     low, step = high - 1.0, 1.0
     while fits(low):

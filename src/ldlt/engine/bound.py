@@ -11,19 +11,9 @@ from ldlt.check import positive
 from ldlt.engine import linalg
 from ldlt.errors import BoundError, OptionError
 
-__all__ = ["Bound"]
-
 
 class Bound(nn.Module):
-    """ℓ.
-
-    Args:
-        start: Its value, or the first one if it is trained.
-        trained: Whether it is trained.
-        floor: Smallest value of a trained one, or None.
-        ceiling: Largest value of a trained one, or None.
-        dtype: Of the parameter.
-    """
+    """ℓ: ``start``, or a trained number that starts there, between ``floor`` and ``ceiling`` if these are given."""
 
     fixed: Tensor
 
@@ -46,7 +36,7 @@ class Bound(nn.Module):
             self.register_buffer("fixed", _round_down(start, dtype))
 
     def assign(self, value: float) -> None:
-        """Set a constant ℓ."""
+        """Set ℓ, if it is not trained."""
         self.start = value
         self.fixed.copy_(_round_down(value, self.fixed.dtype))
 
@@ -54,8 +44,8 @@ class Bound(nn.Module):
         # Logarithmic distance from the limits, kept off them so that the gradient does not vanish.
         if math.isfinite(self.high):
             share = min(max(math.log(value / self.low) / math.log(self.high / self.low), 0.02), 0.98)
-            return linalg.unbounded(math.log(share / (1 - share)))
-        return linalg.unbounded(math.log(max(value - self.low, 0.02 * value)))
+            return float(linalg.unbounded(math.log(share / (1 - share))))
+        return float(linalg.unbounded(math.log(max(value - self.low, 0.02 * value))))
 
     def forward(self) -> Tensor:
         """ℓ as a scalar tensor."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,68 +28,71 @@ from torch import Tensor
 
 from ldlt.cayley import CayleyMap
 from ldlt.check import choice
-from ldlt.engine.linalg import SHARE, Triangular, gram_cholesky, positive, smallest, unbounded
+from ldlt.engine.linalg import SHARE, gram_cholesky, positive, smallest, unbounded
 from ldlt.errors import InfeasibleError
 from ldlt.images.grids import Cells, Layout, row_norms
-
-__all__ = ["CONTRACTIONS", "HEADS", "Contracted", "Contraction", "Head", "Root", "chosen", "gap", "given"]
 
 Verb = Callable[[Tensor], Tensor]
 
 
-# -- roots -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Root:
-    """A square matrix ``K`` (n, n), known through what one can do with it.
+class Square:
+    """An invertible ``F = diag(scale) N^*`` (n, n), known through what one can do with it.
 
     Attributes:
-        dense: Makes ``factor · K``.
-        right_divide: ``x -> x K^{-*} / factor``, x (m, n).
-        divide: ``x -> K^{-*} x / factor``, x (n, m).
-        factor: A scalar that is kept apart, to be merged with other scalings.
+        scale: (n,), or one number.
+        root: Makes ``N``.
+        over: ``x -> x N^{-*}``, x (m, n).
+        under: ``x -> N^{-*} x``, x (n, m).
         soften: ``x -> x P``, x (m, n), with the soft projection on directions that are more than a floor (None: all).
-        singular: Whether K may be infinite: it is then never asked for.
-        identity: Whether ``K = I``.
+        singular: Whether ``N`` may be infinite: it is then never asked for.
+        identity: Whether ``N = I``.
     """
 
-    dense: Callable[[], Tensor]
-    right_divide: Verb
-    divide: Verb
-    factor: Tensor | float = 1.0
+    scale: Tensor | float
+    root: Callable[[], Tensor]
+    over: Verb
+    under: Verb
     soften: Verb | None = None
     singular: bool = False
     identity: bool = False
 
     @staticmethod
-    def unit(layout: Layout, like: Tensor) -> Root:
-        """``K = I`` for features that lie on a grid like that."""
-        ones = torch.ones(layout.features, dtype=like.dtype, device=like.device)
-        return Root(lambda: layout.diagonal(ones), lambda x: x, lambda x: x, identity=True)
+    def diagonal(layout: Layout, scale: Tensor) -> Square:
+        """``N = I`` for features that lie on a grid like that."""
+        one = lambda: layout.diagonal(torch.ones_like(scale))  # noqa: E731
+        return Square(scale, one, lambda x: x, lambda x: x, identity=True)
 
-    @staticmethod
-    def adjoint(lower: Triangular) -> Root:
-        """``K = N^*`` for a lower-triangular N."""
-        return Root(lambda: lower.dense().mH, lambda x: lower.solve_adjoint(x.mH).mH, lower.solve)
+    def times(self, scale: Tensor) -> Square:
+        """``diag(scale) F``."""
+        return replace(self, scale=scale * self.scale)
 
+    def dense(self) -> Tensor:
+        """``F^*`` (n, n)."""
+        return self.root() * self.scale
 
-# -- contractions ------------------------------------------------------------------------------------------------------
+    def right_divide(self, x: Tensor) -> Tensor:
+        """``x F^{-1}``, x (m, n)."""
+        return self.over(x) / self.scale
+
+    def divide(self, x: Tensor) -> Tensor:
+        """``F^{-1} x``, x (n, m)."""
+        return self.under(x / (self.scale if isinstance(self.scale, float) else self.scale[..., None]))
 
 
 class Contracted:
-    """What the rule needs to know of one contraction ``(U, K)``, ``K^*K = (I − UU^*)^{-1}``.
+    """``(U, K)``, each of its parts made when it is asked for.
 
     Args:
-        shape: Of ``U``, (n, k) behind the frequencies of a grid.
-        make: Makes ``U``; called when it is first asked for.
-        root: ``K``.
-        spread: ``Y -> K U Y`` for Y (k, m): how the other live tensors are inflated.
+        shape: Of ``U`` (n, k).
+        make: Makes ``U``.
+        root: ``K^*``.
+        spread: ``y -> K U y``, y (k, m).
         product: ``x -> x U^*`` for rows x (batch, k), where there is a better way than the matrix.
     """
 
     def __init__(
-        self, shape: torch.Size, make: Callable[[], Tensor], root: Root, spread: Verb, product: Verb | None = None
+        self, shape: torch.Size, make: Callable[[], Tensor], root: Square, spread: Verb, product: Verb | None = None
     ) -> None:
         self.shape, self.root, self.spread, self._make = shape, root, spread, make
         self.product = product or (lambda x: x @ self.matrix.mH)
@@ -117,21 +120,14 @@ def gap(matrix: Tensor, strict: bool = False) -> Tensor:
 
 
 def given(matrix: Tensor, lower: Tensor | None = None) -> Contracted:
-    """The pair ``(U, L^{-1})`` of a contraction that is given instead of parameterised; NaN if its norm is not below 1.
-
-    For maps that are kept as they are, whose multipliers make ``I − UU^*`` diagonally dominant up to a scaling.
-
-    Args:
-        matrix: ``U`` (n, k).
-        lower: ``L`` with ``LL^* = I − UU^*``, if it is known.
-    """
+    """``(U, L^{-1})`` for a given ``U``, ``LL^* = I − UU^*``; NaN if its norm is not below 1."""
     lower = gap(matrix) if lower is None else lower
 
     def dense() -> Tensor:
         eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
         return torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
 
-    root = Root(dense, lambda x: x @ lower.mH, lambda x: lower.mH @ x)  # dividing by it is a product
+    root = Square(1.0, dense, lambda x: x @ lower.mH, lambda x: lower.mH @ x)  # dividing by it is a product
     spread = lambda y: torch.linalg.solve_triangular(lower, matrix @ y, upper=False)  # noqa: E731
     return Contracted(matrix.shape, lambda: matrix, root, spread)
 
@@ -140,8 +136,7 @@ class Contraction(ABC):
     """A smooth map from free parameters onto the matrices of norm below one.
 
     Args:
-        unit: Rounding unit of the stored parameters; safeguards against rounding are measured in it, whatever precision
-            the map is evaluated in.
+        unit: Rounding unit of the stored parameters, for safeguards, whatever precision the map is evaluated in.
     """
 
     name: str
@@ -159,13 +154,7 @@ class Contraction(ABC):
 
     @abstractmethod
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
-        """``W`` (n, k) and the other free parameters to ``(U, K)``.
-
-        Args:
-            weight: ``W``.
-            extra: The other parameters, by role.
-            straight: ``K`` is only divided by, as on a chain, and may be singular.
-        """
+        """``W`` (n, k) and the other free parameters to ``(U, K)``; ``straight``: ``K`` is only divided by."""
 
     @abstractmethod
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -178,20 +167,19 @@ class Cholesky(Contraction):
     name = "cholesky"
 
     def initial(self, rows: int, alpha: float) -> dict[str, Tensor]:
-        return {"log_alpha": torch.tensor(unbounded(math.log(alpha)))}
+        return {"log_alpha": unbounded(math.log(alpha))}
 
     def free_gain(self, gain: float, alpha: float) -> float:
         return gain * math.sqrt(alpha)
 
     @property
-    def share(self) -> float:
-        """The share of ``‖W‖²_F`` that is added to α."""
+    def share(self) -> float:  # of ``‖W‖²_F`` that is added to α
         return SHARE * self.unit
 
     def __call__(self, weight: Tensor, extra: dict[str, Tensor], straight: bool = False) -> Contracted:
         found = gram_cholesky(weight, positive(extra["log_alpha"]), self.unit)
         scale, lower = found.alpha.sqrt(), found.factor
-        root = Root(lower.dense, lambda x: lower.solve(x.mH).mH, lower.solve_adjoint, scale)
+        root = Square(1 / scale, lower.dense, lambda x: lower.solve(x.mH).mH, lower.solve_adjoint)
         return Contracted(weight.shape, lambda: found.matrix, root, lambda y: (weight @ y) / scale, found.apply)
 
     def invert(self, matrix: Tensor, extra: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -208,11 +196,7 @@ class Cholesky(Contraction):
 
 
 class _Sqrt(torch.autograd.Function):
-    """``A -> (A^{1/2}, A^{-1/2})`` for Hermitian A ≻ 0, with the gradient by the Sylvester equation.
-
-    ``d(A^{1/2}) = S`` solves ``M S + S M = dA``; in the eigenbasis this divides by ``√λ_i + √λ_j``, which is safe for
-    equal eigenvalues (where differentiating ``eigh`` itself is not).
-    """
+    """``A -> (A^{1/2}, A^{-1/2})``, A ≻ 0; ``S = d(A^{1/2})`` from ``MS + SM = dA``, safe for equal eigenvalues."""
 
     generate_vmap_rule = True
 
@@ -260,7 +244,7 @@ class Symmetric(Cholesky):
         gram = gram + torch.diag_embed(alpha.to(gram.dtype).expand(gram.shape[:-1]))
         half, inverse, _, _ = _Sqrt.apply(gram)  # type: ignore[misc]
         scale = alpha.sqrt()
-        root = Root(lambda: half, lambda x: x @ inverse, lambda x: inverse @ x, scale)
+        root = Square(1 / scale, lambda: half, lambda x: x @ inverse, lambda x: inverse @ x)
         return Contracted(weight.shape, lambda: inverse @ weight, root, lambda y: (weight @ y) / scale)
 
     def _unit_root(self, matrix: Tensor, lower: Tensor) -> Tensor:
@@ -295,7 +279,8 @@ class Cayley(Contraction):
             # vectors are solved for, many are multiplied.
             few = lambda count: count < found.rows and not weight.is_complex()  # noqa: E731
             inverse = lambda: torch.linalg.inv_ex(found.a()).inverse  # noqa: E731
-            root = Root(
+            root = Square(
+                1.0,
                 inverse,
                 lambda x: found.apply_a(x) if few(x.shape[-2]) else x @ found.a().mH,
                 lambda x: found.adjoint_a(x.mT).mT if few(x.shape[-1]) else found.a().mH @ x,
@@ -320,9 +305,6 @@ class Cayley(Contraction):
 
 
 CONTRACTIONS: dict[str, type[Contraction]] = {c.name: c for c in (Cholesky, Symmetric, Cayley)}
-
-
-# -- heads -------------------------------------------------------------------------------------------------------------
 
 
 class Head(ABC):

@@ -24,69 +24,34 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ldlt.engine.contraction import Contracted, Root
+from ldlt.engine.contraction import Contracted, Square
 from ldlt.engine.lazy import FactoredWeight
 from ldlt.engine.linalg import floor_share, smallest
 from ldlt.images.grids import Fold, Layout
-
-__all__ = [
-    "LARGEST",
-    "Block",
-    "Frame",
-    "Generator",
-    "Square",
-    "column_norms",
-    "covariance",
-    "dense",
-    "factor",
-    "squared",
-    "stacked",
-]
 
 LARGEST = 1e6
 """Largest entry of a free matrix that is used as it is; larger ones are scaled down, so that no product overflows."""
 
 
-# -- generators --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Square:
-    """A square invertible block: ``F = diag(scale) K^*`` for a root K (n, n) and a vector ``scale`` (n,)."""
-
-    root: Root
-    scale: Tensor
-
-    def dense(self) -> Tensor:
-        """``F^* = K diag(scale)`` (n, n)."""
-        return self.root.dense() * (self.scale / self.root.factor)
-
-    def right_divide(self, x: Tensor) -> Tensor:
-        """``x F^{-1}``, x (m, n)."""
-        return self.root.right_divide(x) * (self.root.factor / self.scale)
-
-    def divide(self, x: Tensor) -> Tensor:
-        """``F^{-1} x``, x (n, m)."""
-        return self.root.divide(x * (self.root.factor / self.scale)[:, None])
-
-    def coarse(self, fold: Fold, noise: tuple[int, ...], parts: tuple[int, ...], layout: Layout) -> Square:
-        """The same on a coarser grid: everything is done on the fine one, for noise and features with these phases."""
-        root, scale = self.root, fold.vector(self.scale, parts)
-        if root.identity and noise == parts:
-            return Square(Root.unit(layout, scale), scale)
-        soften = root.soften
-        moved = Root(
-            lambda: fold.both(root.dense(), noise, parts),
-            lambda x: fold.columns(root.right_divide(fold.unfold(x, noise)), parts),
-            lambda x: fold.columns(root.divide(fold.unfold(x.mH, parts).mH).mH, noise).mH,
-            root.factor,
-            None if soften is None else lambda x: fold.columns(soften(fold.unfold(x, noise)), noise),
-            root.singular,
-        )
-        return Square(moved, scale)
-
-
 Block = Tensor | Square
+
+
+def coarse(block: Block, fold: Fold, noise: tuple[int, ...], layout: Layout) -> Block:
+    """A block on a coarser grid, for noise with these phases; a square one does everything on the fine grid."""
+    parts = layout.parts
+    if not isinstance(block, Square):
+        return fold.both(block, noise, parts)
+    scale, soften = fold.vector(torch.as_tensor(block.scale), parts), block.soften
+    if block.identity and noise == parts:
+        return Square.diagonal(layout.folded(fold), scale)
+    return Square(
+        scale,
+        lambda: fold.both(block.root(), noise, parts),
+        lambda x: fold.columns(block.over(fold.unfold(x, noise)), parts),
+        lambda x: fold.columns(block.under(fold.unfold(x.mH, parts).mH).mH, noise).mH,
+        None if soften is None else lambda x: fold.columns(soften(fold.unfold(x, noise)), noise),
+        block.singular,
+    )
 
 
 def dense(block: Block) -> Tensor:
@@ -111,7 +76,6 @@ class Generator:
 
     @property
     def features(self) -> int:
-        """Number of features, of a cell if there is a grid."""
         return self.layout.features
 
     def flat(self, block: int) -> Tensor:
@@ -136,12 +100,8 @@ class Generator:
 
     def coarse(self, fold: Fold, noise: dict[int, tuple[int, ...]]) -> Generator:
         """The same tensor on a coarser grid; ``noise`` are the phases of the noise blocks on the fine one."""
-        parts, layout = self.layout.parts, self.layout.folded(fold)
-        blocks: dict[int, Block] = {
-            b: v.coarse(fold, noise[b], parts, layout) if isinstance(v, Square) else fold.both(v, noise[b], parts)
-            for b, v in self.blocks.items()
-        }
-        return Generator(blocks, fold.vector(self.size, parts), layout)
+        blocks = {b: coarse(v, fold, noise[b], self.layout) for b, v in self.blocks.items()}
+        return Generator(blocks, fold.vector(self.size, self.layout.parts), self.layout.folded(fold))
 
 
 def stacked(gens: Sequence[Generator], layout: Layout) -> Generator:
@@ -149,15 +109,19 @@ def stacked(gens: Sequence[Generator], layout: Layout) -> Generator:
     blocks: dict[int, Block] = {}
     for b in dict.fromkeys(b for g in gens for b in g.blocks):
         like = next(g.flat(b) for g in gens if b in g.blocks)
-        none = [like.new_zeros(*like.shape[:-1], g.features) if b not in g.blocks else g.flat(b) for g in gens]
-        blocks[b] = _beside(none)
+        blocks[b] = _beside(
+            [g.flat(b) if b in g.blocks else like.new_zeros(*like.shape[:-1], g.features) for g in gens]
+        )
     return Generator(blocks, torch.cat([g.size for g in gens]), layout)
 
 
 def covariance(first: Generator, second: Generator) -> Tensor | None:
     """``cov(s, t) = F_s F_t^*`` (d_s, d_t); None for independent tensors."""
-    found = [first.flat(b).mH @ second.flat(b) for b in first.blocks if b in second.blocks]
-    return torch.stack(found).sum(0) if len(found) > 1 else found[0] if found else None
+    return _total([first.flat(b).mH @ second.flat(b) for b in first.blocks if b in second.blocks])
+
+
+def _total(terms: Sequence[Tensor]) -> Tensor | None:
+    return torch.stack(list(terms)).sum(0) if len(terms) > 1 else terms[0] if terms else None
 
 
 def column_norms(matrix: Tensor) -> Tensor:
@@ -167,40 +131,30 @@ def column_norms(matrix: Tensor) -> Tensor:
     return norm if norm.ndim == 1 else norm.amax(0)
 
 
-# -- the factor of a stack ---------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Piece:
     """Some members of a stack and their factor.
 
     Attributes:
         members: Their places in the stack.
-        square: ``F``.
+        square: ``F`` (width, width).
         basis: Noise block -> its rows of ``Q^*`` (q_b, width); None: its first rows are the coordinates themselves.
+        width: Number of coordinates.
     """
 
     members: list[int]
     square: Square
     basis: dict[int, Tensor | None]
 
-    @property
-    def width(self) -> int:
-        """Number of coordinates."""
-        return len(self.square.scale)
+    width: int
 
     def soften(self, x: Tensor) -> Tensor:
-        """``x P`` with the soft projection on the range."""
-        return x if self.square.root.soften is None else self.square.root.soften(x)
+        return x if self.square.soften is None else self.square.soften(x)
 
     def coordinates(self, gen: Generator) -> Tensor | None:
         """``Q F_t^*`` (width, features) of a tensor; None where it is independent."""
-        found = []
-        for b, rows in self.basis.items():
-            if b in gen.blocks:  # without writing out zeros
-                value = gen.flat(b)
-                found.append(value[..., : self.width, :] if rows is None else rows.mH @ value)
-        return torch.stack(found).sum(0) if len(found) > 1 else found[0] if found else None
+        seen = [(rows, gen.flat(b)) for b, rows in self.basis.items() if b in gen.blocks]
+        return _total([x[..., : self.width, :] if rows is None else rows.mH @ x for rows, x in seen])
 
 
 @dataclass
@@ -215,10 +169,7 @@ class Frame:
         return zip(self.pieces, matrix.split([p.width for p in self.pieces], -1), strict=True)
 
     def project(self, weights: Sequence[Tensor]) -> Tensor:
-        """Free matrices, one per member (n, d_member), to one matrix (n, width) in the frame's coordinates.
-
-        It is softly projected on the range, and kept small enough for its Gram matrix to be finite.
-        """
+        """Free matrices, one per member (n, d_member), to one (n, width), softly projected, with a finite Gram."""
         matrix = _beside([weights[m] for p in self.pieces for m in p.members])
         largest = matrix.detach().abs().amax()
         return self.soften(matrix * (LARGEST / largest).clamp(max=1.0))
@@ -230,7 +181,7 @@ class Frame:
     def apart(self, contracted: Contracted, rows: Tensor) -> list[Tensor] | None:
         """``diag(rows) U F^{-1}`` for a single member, not multiplied out; None where that does not pay."""
         square = self.pieces[0].square
-        if len(self.pieces) > 1 or square.root.identity or None not in self.pieces[0].basis.values():
+        if len(self.pieces) > 1 or square.identity or None not in self.pieces[0].basis.values():
             return None
         explicit = lambda: rows[:, None] * square.right_divide(contracted.matrix)  # noqa: E731
         return [FactoredWeight(contracted.shape, rows, square.divide, contracted.product, explicit)]
@@ -293,7 +244,7 @@ def _peeled(members: Sequence[Generator]) -> tuple[list[Piece], list[int], list[
         square = members[i].blocks[b]
         # Peeling must leave every other member something of its own, or it would have no direction left.
         alone = not any(remaining[j] == {b} for j in remaining if j != i)
-        return Piece([i], square, {b: None}) if isinstance(square, Square) and alone else None
+        return Piece([i], square, {b: None}, members[i].features) if isinstance(square, Square) and alone else None
 
     while found := next((p for i in reversed(list(remaining)) if (p := fit(i)) is not None), None):
         pieces.append(found)
@@ -306,20 +257,11 @@ def _peeled(members: Sequence[Generator]) -> tuple[list[Piece], list[int], list[
 def factor(
     members: Sequence[Generator], others: Sequence[Generator], new_block: Callable[[], int], unit: float
 ) -> tuple[Frame, dict[int, Generator]]:
-    """The square factor of stacked members.
+    """The factor of stacked members, and tensors written on new noise by their places in ``[*members, *others]``.
 
     Members whose remaining generator is a square block need no factorisation. The rest gets one floored QR. Where its
     noise has more dimensions than all live tensors that see it have features, the same QR writes them all on as many
-    dimensions, floor included: noise must not grow with the depth.
-
-    Args:
-        members: The stacked tensors.
-        others: The other live tensors that are read later.
-        new_block: Makes a noise block.
-        unit: Rounding unit of the stored parameters.
-
-    Returns:
-        The factor, and tensors that are written on new noise, by their places in ``[*members, *others]``.
+    dimensions, floor included: noise must not grow with the depth. ``others`` are the live tensors that are read later.
     """
     pieces, rest, blocks = _peeled(members)
     frame = Frame(list(members), pieces)
@@ -335,10 +277,10 @@ def factor(
     square = _floored(upper[..., :inner, :inner], signal[..., :inner])
     if not compress:
         rows = signal.split(sizes, -2)
-        frame.pieces.append(Piece(rest, square, dict(zip(blocks, rows, strict=True))))
+        frame.pieces.append(Piece(rest, square, dict(zip(blocks, rows, strict=True)), inner))
         return frame, {}
     new = new_block()
-    frame.pieces.append(Piece(rest, square, {new: None}))
+    frame.pieces.append(Piece(rest, square, {new: None}, inner))
     changed = {}
     for i, part in zip(columns, upper.split([everyone[i].features for i in columns], -1), strict=True):
         kept = {b: v for b, v in everyone[i].blocks.items() if b not in blocks}
@@ -356,15 +298,13 @@ def squared(gen: Generator, block: int, unit: float) -> Generator:
 
 def _floored(upper: Tensor, signal: Tensor) -> Square:
     """``F = R^*``, with the soft projection ``Q_1^* Q_1`` of ``signal`` (q, n)."""
-
-    def divide(x: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(upper.mH, x, upper=False)
-
-    def right_divide(x: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(upper.mH, x, upper=False, left=False)
-
-    root = Root(lambda: upper, right_divide, divide, soften=lambda x: (x @ signal.mH) @ signal)
-    return Square(root, torch.ones(upper.shape[-1], dtype=upper.real.dtype, device=upper.device))
+    return Square(
+        torch.ones(upper.shape[-1], dtype=upper.real.dtype, device=upper.device),
+        lambda: upper,
+        lambda x: torch.linalg.solve_triangular(upper.mH, x, upper=False, left=False),
+        lambda x: torch.linalg.solve_triangular(upper.mH, x, upper=False),
+        lambda x: (x @ signal.mH) @ signal,
+    )
 
 
 def _floored_qr(gens: Sequence[Generator], blocks: Sequence[int], unit: float) -> tuple[Tensor, Tensor]:

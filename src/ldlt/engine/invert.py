@@ -13,41 +13,33 @@ from ldlt.engine.contraction import Contracted
 from ldlt.engine.factor import Frame
 from ldlt.engine.linalg import unbounded
 from ldlt.engine.plan import Group
-from ldlt.engine.rule import Slopes
+from ldlt.engine.rule import Neurons
 from ldlt.engine.sweep import Sweep
 from ldlt.errors import InfeasibleError, ShapeError
-from ldlt.graph import Affine, Convolution
+from ldlt.graph import Convolution
 
 if TYPE_CHECKING:
     from ldlt.engine.network import Lipschitz
 
-__all__ = ["load_explicit"]
-
 
 class Inversion(Sweep):
-    """A sweep in which the free matrices are found from the explicit ones.
+    """A sweep in which the free matrices are found from the explicit ones."""
 
-    Attributes:
-        explicit: Explicit parameters by name.
-        wanted: Group -> ``Λ``.
-        inverse: Group -> free tensors by role, or by the name of the parameter.
-    """
+    explicit: Mapping[str, Tensor]  # by parameter name
+    wanted: Mapping[str, Tensor]  # group -> Λ
+    inverse: dict[str, dict[str, Tensor]]  # group -> free tensors by role, or by the name of the parameter
 
-    explicit: Mapping[str, Tensor]
-    wanted: Mapping[str, Tensor]
-    inverse: dict[str, dict[str, Tensor]]
-
-    def _multiplier(self, group: Group, slopes: Slopes) -> Tensor:
+    def _multiplier(self, group: Group, new: Neurons) -> Tensor:
         return self.wanted[group.name]
 
-    def _contracted(self, group: Group, frame: Frame, slopes: Slopes | None, multiplier: Tensor | None) -> Contracted:
+    def _contracted(self, group: Group, frame: Frame, new: Neurons | None, multiplier: Tensor | None) -> Contracted:
         matrix = self._normalised(group, frame)
-        if slopes is not None and multiplier is not None:
-            matrix = (2**0.5 * slopes.radius * multiplier.sqrt())[:, None] * matrix  # U = √2 r Λ^{1/2} C F
+        if new is not None and multiplier is not None:
+            matrix = (2**0.5 * new.radius * multiplier.sqrt())[:, None] * matrix  # U = √2 r Λ^{1/2} C F
         contraction = self.blueprint.contraction  # of its part in the range
         weight, others = contraction.invert(frame.soften(_hardened(frame, matrix)), self._extra(group))
         self._remember(group, frame, weight, others)
-        return contraction(weight, others, self._straight(group, slopes))
+        return contraction(weight, others, self._straight(group, new))
 
     def _headed(self, group: Group, frame: Frame) -> Tensor:
         head = self.blueprint.head
@@ -64,13 +56,10 @@ class Inversion(Sweep):
     def _remember(self, group: Group, frame: Frame, weight: Tensor, others: dict[str, Tensor]) -> None:
         """Free matrices that :meth:`Frame.project` takes to this one."""
         parts = frame.split(_hardened(frame, weight))
-        found, place = dict(others), 0
-        for term in group.terms:
-            node = self.graph[term.affine]
-            assert isinstance(node, Affine)
-            count = len(term.members)
-            found[node.weight] = torch.cat(parts[place : place + count], -1)
-            place += count
+        found, waiting = dict(others), list(parts)
+        for term, _, node in self._terms(group):
+            own, waiting = waiting[: len(term.members)], waiting[len(term.members) :]
+            found[node.weight] = torch.cat(own, -1)
         self.inverse[group.name] = found
 
 

@@ -11,36 +11,28 @@ from torch import Tensor
 from ldlt.engine.linalg import full_precision
 from ldlt.weights import ActingWeight
 
-__all__ = ["FactoredWeight"]
+Verb = Callable[..., Tensor]
 
 
 class FactoredWeight(ActingWeight):
     """A matrix (n, k) that ``F.linear`` applies factor by factor.
 
-    When a batch has fewer samples than the layer has neurons, solving with ``F`` for the batch is less work than
-    forming the matrix. The user's own ``Linear`` layers get this instead of a plain weight.
+    For a batch that is smaller than the layer, solving with ``F`` for the batch is less work than forming the matrix.
 
     Args:
         shape: (n, k).
         rows: Scaling of the rows (n,).
         divide: ``x -> F^{-1} x`` for columns x (k, batch).
         product: ``x -> x U^*`` for rows x (batch, k).
-        dense: The explicit matrix, when it is asked for; it needs the full precision, also where autocast is on.
+        dense: The explicit matrix, when it is asked for.
     """
 
     calls = frozenset({F.linear})
 
-    def __new__(cls, shape: torch.Size, rows: Tensor, *_: Callable[..., Tensor]) -> FactoredWeight:  # noqa: D102
+    def __new__(cls, shape: torch.Size, rows: Tensor, *_: Verb) -> FactoredWeight:  # noqa: D102
         return super().__new__(cls, shape, rows)  # type: ignore[return-value]
 
-    def __init__(
-        self,
-        shape: torch.Size,
-        rows: Tensor,
-        divide: Callable[[Tensor], Tensor],
-        product: Callable[[Tensor], Tensor],
-        dense: Callable[[], Tensor],
-    ) -> None:
+    def __init__(self, shape: torch.Size, rows: Tensor, divide: Verb, product: Verb, dense: Verb) -> None:
         super().__init__()
         self.rows, self.divide_by, self.product, self.dense = rows, divide, product, dense
 

@@ -20,30 +20,11 @@ A compiler (``torch.compile``) sees the plain operations of PyTorch instead.
 from __future__ import annotations
 
 import contextlib
-import math
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "BALANCE",
-    "LOG",
-    "MARGIN",
-    "SHARE",
-    "Function",
-    "Gram",
-    "Triangular",
-    "bounded",
-    "floor_share",
-    "full_precision",
-    "gram_cholesky",
-    "positive",
-    "smallest",
-    "unbounded",
-]
-
-# -- scalars -----------------------------------------------------------------------------------------------------------
 # Any finite number is a good parameter: a free p enters every formula as m tanh(p/m), so that nothing overflows.
 
 LOG, BALANCE, MARGIN = 20.0, 5.0, 10.0
@@ -60,21 +41,16 @@ def positive(free: Tensor, limit: float = LOG) -> Tensor:
     return bounded(free, limit).exp()
 
 
-@overload
-def unbounded(value: Tensor, limit: float = LOG) -> Tensor: ...
-@overload
-def unbounded(value: float, limit: float = LOG) -> float: ...
-def unbounded(value: float | Tensor, limit: float = LOG) -> float | Tensor:
+def unbounded(value: float | Tensor, limit: float = LOG) -> Tensor:
     """The free number of a bounded one: ``bounded(unbounded(v)) = v``; beyond the range, the nearest there is."""
     edge = limit * (1 - 1e-6)
-    if not isinstance(value, Tensor):
-        return limit * math.atanh(min(max(value, -edge), edge) / limit)
-    return limit * (value.clamp(-edge, edge) / limit).atanh()
+    exact = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64)
+    return limit * (exact.clamp(-edge, edge) / limit).atanh()
 
 
 def smallest(unit: float) -> float:
     """Square root of the smallest number of the stored precision; the same for a sweep in a higher one."""
-    return float(torch.finfo(torch.float32 if unit > torch.finfo(torch.float64).eps else torch.float64).tiny ** 0.5)
+    return torch.finfo(torch.float32 if unit > torch.finfo(torch.float64).eps else torch.float64).tiny ** 0.5
 
 
 def floor_share(unit: float) -> float:
@@ -88,8 +64,6 @@ def full_precision(like: Tensor) -> contextlib.AbstractContextManager[Any]:
     on = kind != "meta" and torch.is_autocast_enabled(kind)  # the meta device knows no autocast
     return torch.autocast(kind, enabled=False) if on else contextlib.nullcontext()
 
-
-# -- plain products and solves -----------------------------------------------------------------------------------------
 
 SHARE = 4.0
 """Rounding units of ``‖W‖²_F`` that are added to α."""
@@ -117,11 +91,8 @@ def _fill_lower(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 
 def _factor_in_place(gram: Tensor) -> None:
-    """Overwrite a Hermitian matrix, given by its lower triangle, with its lower Cholesky factor; NaN if it has none.
-
-    Large matrices are split in two, so that most of the work is products: LAPACK's own blocking ran at a fifth of the
-    speed of a product at size 512.
-    """
+    """Overwrite a Hermitian matrix, given by its lower triangle, with its lower Cholesky factor; NaN if it has none."""
+    # Large ones are split in two, so that most of the work is products: LAPACK's own ran at a fifth of their speed.
     n = gram.shape[-1]
     if n <= _BLOCK:
         factor, info = torch.linalg.cholesky_ex(gram)
@@ -148,9 +119,6 @@ def _solve(factor: Tensor, rhs: Tensor, adjoint: bool) -> Tensor:
     return torch.linalg.solve_triangular(matrix, rhs, upper=adjoint)
 
 
-# -- with gradients ----------------------------------------------------------------------------------------------------
-
-
 class Function(torch.autograd.Function):
     """Autograd function whose ``apply`` does not inspect the signature of ``forward`` (without defaults) every time."""
 
@@ -165,10 +133,9 @@ class Function(torch.autograd.Function):
 
 
 class _Contract(Function):
-    """``(W, alpha) -> (U, U again, M, E, alpha used)``.
+    """``(W, alpha) -> (U, U again, M, E, alpha used)``; the second ``U`` is for :class:`_Product`.
 
-    The second ``U`` is for :class:`_Product`, which hands the term ``Ū U^*`` of ``Ē`` over itself. The α used is larger
-    by a few rounding units of ``‖W‖²_F``: any α is valid, and ``αI + WW^*`` stays definite however large ``W`` is.
+    The α used is larger by rounding units of ``‖W‖²_F``: any α is valid, and ``αI + WW^*`` stays definite.
     """
 
     @staticmethod
@@ -258,23 +225,6 @@ class _Solve(Function):
         return None, grad_frame, grad_rhs, None
 
 
-class _Dense(Function):
-    """``M`` itself, with gradient: ``dM = −M E``."""
-
-    @staticmethod
-    def forward(factor: Tensor, frame: Tensor) -> Tensor:
-        return factor.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        factor, frame = ctx.saved_tensors
-        return None, -(Triangular(factor, frame).dense().mH @ grads[0])
-
-
 class Triangular:
     """A lower-triangular factor ``M`` (..., n, n) to solve with and to differentiate; without a frame, by autograd."""
 
@@ -298,23 +248,16 @@ class Triangular:
 
     def dense(self) -> Tensor:
         """``M`` as an ordinary tensor."""
-        return self.value if self.frame is None else cast(Tensor, _Dense.apply(self.value, self.frame))
+        return self.value if self.frame is None else self.value - self.value @ self.frame
 
 
 class Gram(NamedTuple):
-    """Result of :func:`gram_cholesky`.
+    """Result of :func:`gram_cholesky`."""
 
-    Attributes:
-        matrix: ``U = M^{-1} W`` (..., n, k).
-        factor: ``M``.
-        alpha: The ``a`` in ``M M^* = aI + W W^*``: the given one plus a rounding unit of ``‖W‖²_F``.
-        again: ``U`` once more, for :meth:`apply`.
-    """
-
-    matrix: Tensor
-    factor: Triangular
-    alpha: Tensor
-    again: Tensor
+    matrix: Tensor  # U = M^{-1} W (..., n, k)
+    factor: Triangular  # M
+    alpha: Tensor  # a in M M^* = aI + W W^*: the given one plus rounding units of ‖W‖²_F
+    again: Tensor  # U once more, for apply
 
     def apply(self, x: Tensor) -> Tensor:
         """``x U^*`` for rows x (batch, k); its gradient is cheaper than that of a product with ``matrix``."""
@@ -329,8 +272,7 @@ def gram_cholesky(weight: Tensor, alpha: Tensor, unit: float | None = None) -> G
     Args:
         weight: (n, k) or a stack (..., n, k), real or complex.
         alpha: Positive scalar ().
-        unit: Rounding unit that the share of ``‖W‖²_F`` in α is measured in; that of ``weight`` by default. It is part
-            of the map: whoever evaluates it in another precision must keep it.
+        unit: Rounding unit that the share of ``‖W‖²_F`` in α is measured in, a part of the map in any precision.
     """
     unit = torch.finfo(weight.dtype).eps if unit is None else unit
     if torch.compiler.is_compiling():

@@ -370,7 +370,7 @@ class LocalSweep(Sweep):
 
     def _normaliser(self, group: Group, root: Tensor, scale: Tensor, head: bool) -> tuple[Tensor, Any, Tensor]:
         """``U``, what contracted it (None for a head), and ``N`` with ``N R = U``, for a lower-triangular ``R``."""
-        extra, root = self._extra(group), root / scale
+        extra, root = dict(self.given.extra[group.name]), root / scale
         contracted = None if head else self.blueprint.contraction(root, extra)
         matrix = self.blueprint.head(root, extra) if contracted is None else contracted.matrix
         return matrix, contracted, torch.linalg.solve_triangular(root, matrix, upper=False, left=False) / scale
@@ -385,16 +385,16 @@ class LocalSweep(Sweep):
         return (energy / count + smallest(self.unit)).sqrt()
 
     def _normalised(self, group: Group, step: Step) -> None:
-        slopes, place = self._slopes(group), self.plan.places[group.name]
-        multiplier = self._multiplier(group, slopes)
+        place, new = self.plan.places[group.name], self._neurons(group, step.live)
+        multiplier = self._multiplier(group, new)
         read, matrix, contracted, normal = self._contract(group, head=False)
         like = multiplier
-        radius = torch.as_tensor(slopes.radius).to(like).expand_as(multiplier)
-        center = torch.as_tensor(slopes.center).to(like).expand_as(multiplier)
+        radius = torch.as_tensor(new.radius).to(like).expand_as(multiplier)
+        center = torch.as_tensor(new.center).to(like).expand_as(multiplier)
         scale = 1 / (math.sqrt(2) * radius * multiplier.sqrt())
         self._assign_metric(group, scale[:, None] * normal)
         # With D = (2r²Λ)^{-1}: T = D^{1/2} U U' D^{1/2}, and (D − T)^{-1} = D^{-1/2} K'K D^{-1/2}.
-        root = contracted.root.dense() / contracted.root.factor  # K
+        root = contracted.root.dense()  # K
         field = self.field
         live = field.cov.keep([*self._live(step), *self._raws()])
         index = field.cov._index([*self._live(step), *self._raws()])
@@ -410,8 +410,8 @@ class LocalSweep(Sweep):
         cov = replace(field.cov, sizes={**live.sizes, group.name: len(multiplier)}, matrix=own)
         layouts = {**field.layouts, group.name: Layout(None, (), len(multiplier))}
         self.field = replace(field, cov=cov, layouts=layouts, sizes={**field.sizes, group.name: sizes})
-        if place.every is not None and slopes.shared is not None:
-            values = multiplier.new_zeros(slopes.count).index_copy(0, slopes.shared, multiplier)
+        if place.every is not None and new.shared is not None:
+            values = multiplier.new_zeros(new.count).index_copy(0, new.shared, multiplier)
             multiplier = values[place.every.to(multiplier.device)]
         self.multipliers[group.name] = multiplier
 
@@ -438,7 +438,7 @@ class LocalSweep(Sweep):
             every = torch.arange(math.prod(sheet.shape)).reshape(sheet.shape)
             window = sheet.crop(every).reshape(-1)
         return Explicit(
-            self.weights, self.multipliers, lambda: half, self.given.bound, layout, lambda: magnitude, self.watched, window
+            self.weights, self.multipliers, self.given.bound, layout, lambda: (half, magnitude), self.watched, window
         )
 
     def _given_output_of(self, value: str) -> Explicit:
@@ -475,7 +475,7 @@ class LocalSweep(Sweep):
             flat = weight.transpose(0, 1) if self.torus.operators[node.name].ring.transposed else weight
             new = torch.einsum("ab,b...->a...", normal, flat)
             self.weights[node.weight] = new.transpose(0, 1) if flat is not weight else new
-        wide = torch.kron(normal, torch.eye(parts).to(normal))
+        wide = torch.kron(normal.contiguous(), torch.eye(parts).to(normal))
         half = wide.to(read.spread.dtype) @ self._half(read.spread, size)
         return self._explicit(half, layout, (wide.abs() @ size).detach(), sheet)
 
@@ -502,7 +502,7 @@ class LocalSweep(Sweep):
             self._assign_metric(group, normal)
             normals[group.name] = normal
             if contracted is not None and k + 1 < len(groups):
-                spread = (contracted.root.dense() / contracted.root.factor) @ read.cross
+                spread = contracted.root.dense() @ read.cross
                 cov = replace(self.field.cov, matrix=self.field.cov.matrix + spread.mT @ spread)
                 self.field = replace(self.field, cov=cov)
         if len(groups) > 1:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ldlt.check import choice, finite, sample_shape
 from ldlt.check import positive as positive_number
@@ -26,6 +25,7 @@ from ldlt.engine.plan import LARGEST, Group, Plan, largest_dense, make_plan
 from ldlt.engine.start import initialise
 from ldlt.engine.sweep import Blueprint, Explicit, Free, Sweep
 from ldlt.errors import BoundError, GraphError, LdltError, OptionError, ShapeError
+from ldlt.evaluation import normalising, running_statistics
 from ldlt.graph import Affine, Convolution, Graph, Input, Wire
 from ldlt.graph.direct import known_graph
 from ldlt.graph.trace import hooks_of, trace
@@ -35,8 +35,6 @@ from ldlt.images.torus import Torus, on_torus
 
 if TYPE_CHECKING:
     from ldlt.certificates.certificate import Certificate
-
-__all__ = ["Lipschitz", "Scaled", "sample_shape"]
 
 ROUNDING = 4
 """Rounding units of an output's magnitude that constants of outputs and of their differences allow for."""
@@ -130,17 +128,11 @@ class Lipschitz(nn.Module):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise GraphError(f"module must be a torch.nn.Module, not {type(module).__name__}")
-        if any(isinstance(m, CircularConv) for m in module.modules()):
-            raise GraphError("a part of the module is a frozen network already; wrap the module it was made from")
-        if any(isinstance(m, Lipschitz) for m in module.modules()):
-            raise GraphError("a part of the module is a Lipschitz network already; wrap the plain module as a whole")
-        shape = sample_shape(input_shape)
-        start = positive_number("bound", bound, BoundError)
-        alpha, gain, placing = (
-            positive_number("alpha", alpha),
-            positive_number("gain", gain),
-            finite("placing", placing),
-        )
+        if any(isinstance(m, CircularConv | Lipschitz) for m in module.modules()):
+            raise GraphError("a part of the module is a constrained or frozen network already; wrap the plain module")
+        shape, start = sample_shape(input_shape), positive_number("bound", bound, BoundError)
+        alpha, gain = positive_number("alpha", alpha), positive_number("gain", gain)
+        placing = finite("placing", placing)
         choice("output", output, ("free", "scale"))
         like = _reference(module)
         contracting, heading = chosen(contraction, head, torch.finfo(like.dtype).eps)
@@ -163,7 +155,7 @@ class Lipschitz(nn.Module):
         self.module = module
         self.input_shape = shape
         self._hooks: list[str] = []
-        self._normalises = any(isinstance(m, _BatchNorm) for m in module.modules())
+        self._normalises = bool(normalising(module))
         self._cache: _Cache | None = None
         self._blueprint = Blueprint(graph, plan, contracting, heading, torus=torus, power=power)
         self._blueprint.resolve(module)
@@ -175,18 +167,14 @@ class Lipschitz(nn.Module):
         self._hooks = hooks_of(self)
         initialise(self, init, gain, alpha, placing)
 
-    # -- construction ------------------------------------------------------------------------------------------------
-
     def _add_parameters(self, group: Group, alpha: float, train_multipliers: bool) -> None:
-        roles: dict[str, Tensor] = {}
-        place = self.plan.places[group.name]
+        count, roles = self.plan.places[group.name].count, {}
         if group.free:
             roles = self._blueprint.normaliser(group).initial(self._count(group), alpha)
         if group.free and not group.is_output:
-            roles["log_multiplier"] = torch.zeros(place.count or group.size)
+            roles["log_multiplier"] = torch.zeros(count or group.size)
         if not group.free and not group.is_output:
-            tied = place.count if group.node in self.plan.images else 0
-            roles["log_balance"] = torch.zeros(tied or group.size)
+            roles["log_balance"] = torch.zeros((count if group.node in self.plan.images else 0) or group.size)
             roles["margin"] = torch.tensor(3.0)  # θ = 0.95
         for role, value in roles.items():
             if role not in self._roles:
@@ -213,19 +201,14 @@ class Lipschitz(nn.Module):
         """Which maps are normalised, and in which order."""
         return self._blueprint.plan
 
-    # -- free parameters -> explicit weights -------------------------------------------------------------------------
-
     def _free(self, dtype: torch.dtype | None = None) -> Free:
         def cast(p: Tensor) -> Tensor:
             return p if dtype is None or not p.is_floating_point() else p.to(dtype)
 
-        extra: dict[str, dict[str, Tensor]] = {}
-        for group in self.plan.all_groups:
-            key = _key(group.name)
-            held = {role: getattr(self, role) for role in self._roles}
-            extra[group.name] = {role: cast(table[key]) for role, table in held.items() if key in table}
-        weights = {n: cast(p) for n, p in self.module.named_parameters()}
-        return Free(weights, cast(self._bound()), extra)
+        held = {role: getattr(self, role) for role in self._roles}
+        keys = {g.name: _key(g.name) for g in self.plan.all_groups}
+        extra = {g: {role: cast(t[key]) for role, t in held.items() if key in t} for g, key in keys.items()}
+        return Free({n: cast(p) for n, p in self.module.named_parameters()}, cast(self._bound()), extra)
 
     def _sweep(self, dtype: torch.dtype | None = None, batch: int | None = None, watch: str | None = None) -> Explicit:
         if not torch.compiler.is_compiling() and hooks_of(self) != self._hooks:
@@ -269,18 +252,14 @@ class Lipschitz(nn.Module):
         if self._cache is not None:
             self._refuse_training()
             found = self._cache.explicit(self)
-            return functional_call(module, {prefix + n: w for n, w in found.weights.items()}, (x,)), found
-        # Compilers and function transforms get plain matrices.
-        plain = (
-            torch.compiler.is_compiling() or isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
-        )
-        found = self._sweep(batch=None if plain else x.shape[0])
-        weights = {prefix + n: w for n, w in found.weights.items()} if prefix else found.weights
-        with contextlib.ExitStack() as stack:
-            if self.training and self._normalises:
-                weights = {**weights, **stack.enter_context(_running_statistics(module))}
-            y: Tensor = functional_call(module, weights, (x,))
-        return y, found
+        else:  # compilers and function transforms get plain matrices
+            transformed = isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
+            found = self._sweep(batch=None if torch.compiler.is_compiling() or transformed else x.shape[0])
+        weights = {prefix + n: w for n, w in found.weights.items()}
+        if not (self.training and self._normalises):
+            return functional_call(module, weights, (x,)), found
+        with running_statistics(module) as statistics:
+            return functional_call(module, {**weights, **statistics}, (x,)), found
 
     @contextlib.contextmanager
     def cached(self) -> Iterator[None]:
@@ -333,26 +312,21 @@ class Lipschitz(nn.Module):
         is rounding, and a constant output needs no factor.
         """
         unit = self._blueprint.contraction.unit
-        least = unit ** (2 / 3) * found.magnitude().norm() + smallest(unit)
-        return 1 / torch.hypot(operator_norm(found.output()), least)
-
-    # -- what is certified -------------------------------------------------------------------------------------------
+        matrix, magnitude = found.output()
+        return 1 / torch.hypot(operator_norm(matrix), unit ** (2 / 3) * magnitude.norm() + smallest(unit))
 
     def _output_maps(self) -> Iterator[tuple[Tensor, Tensor, float, Layout, Tensor | None]]:
-        """Of the certified map ``F_y`` (k, q), its error (k,), ℓ, and how the output lies on a grid, in float64.
-
-        First those of the sweep in float64, which frozen weights come from, then those of the sweep in the precision
-        of the parameters, which is another one: each is right for its own weights, up to the rounding of these.
-        """
+        """Of the certified map ``F_y`` (k, q), its error (k,), ℓ, and how the output lies on a grid, in float64."""
         own = self._bound().dtype
+        # Frozen weights come from the first sweep, live ones from the second: each is right for its own.
         unit = ROUNDING * torch.finfo(own).eps
         for dtype in dict.fromkeys((torch.float64, own)):
             with torch.no_grad():
                 found = self._sweep(dtype)
                 gain = 1.0 if self.plan.output.free else self._gain(found).double()
-                matrix = found.output()
+                matrix, magnitude = found.output()
                 matrix = matrix.to(torch.complex128 if matrix.is_complex() else torch.float64) * gain
-                yield matrix, unit * gain * found.magnitude().double(), float(found.bound), found.layout, found.window
+                yield matrix, unit * gain * magnitude.double(), float(found.bound), found.layout, found.window
 
     @property
     def bound(self) -> float:
@@ -426,8 +400,6 @@ class Lipschitz(nn.Module):
         most = math.sqrt(2) * self.bound if self._joint_bound else 2 * self.declared_bound
         return _largest(found, most).fill_diagonal_(0)
 
-    # -- other forms -------------------------------------------------------------------------------------------------
-
     def freeze(self) -> nn.Module:
         """An ordinary copy of the user's module with plain weights and the same outputs.
 
@@ -448,22 +420,19 @@ class Lipschitz(nn.Module):
         A convolution whose map is given as a :class:`~ldlt.images.convolutions.CirculantWeight` becomes a
         :class:`~ldlt.images.convolutions.CircularConv`.
         """
-        plain = copy.deepcopy(self.module)
+        whole = nn.ModuleList([copy.deepcopy(self.module)])  # the module may be a single convolution
         with torch.no_grad():
             for name, weight in weights.items():
-                target = plain.get_parameter(name)
+                target, (path, _, _) = whole[0].get_parameter(name), name.rpartition(".")
                 if not isinstance(weight, CirculantWeight):
                     target.copy_(weight)
                     continue
-                path, _, _ = name.rpartition(".")
-                layer = plain.get_submodule(path)
+                layer = whole[0].get_submodule(path)
                 bias = weights.get(f"{path}.bias", cast(Tensor | None, layer.bias))
-                frozen = CircularConv.of(weight, bias, target).train(layer.training)
-                if not path:  # the module is a single convolution
-                    return frozen
-                parent, _, own = path.rpartition(".")
-                setattr(plain.get_submodule(parent), own, frozen)
-        return plain
+                whole.set_submodule(
+                    f"0.{path}".rstrip("."), CircularConv.of(weight, bias, target).train(layer.training)
+                )
+        return whole[0]
 
     def set_bound(self, bound: float) -> None:
         r"""Change ℓ, multiplying the whole network by ``bound / declared_bound``.
@@ -488,16 +457,11 @@ class Lipschitz(nn.Module):
                 if group.free:  # those of given maps follow from ℓ
                     stored = self._parameter("log_multiplier", group.name)
                     stored.copy_(unbounded(bounded(stored) + 2 * math.log(factor)))
-            for affine, rows in self._output_rows():
+            for term in (t for g in self.plan.heads for t in g.terms):
+                affine = cast(Affine, self.graph[term.affine])
                 if affine.bias is not None:
-                    self.module.get_parameter(affine.bias)[rows] *= factor
-
-    def _output_rows(self) -> Iterator[tuple[Affine, Any]]:
-        """The output's free maps, with the entries of their biases."""
-        for term in (t for g in self.plan.heads for t in g.terms):
-            affine = cast(Affine, self.graph[term.affine])
-            whole = term.rows is None or isinstance(affine, Convolution)
-            yield affine, slice(None) if whole else list(term.rows or ())
+                    whole = term.rows is None or isinstance(affine, Convolution)
+                    self.module.get_parameter(affine.bias)[slice(None) if whole else list(term.rows or ())] *= factor
 
     @staticmethod
     def from_trained(
@@ -567,13 +531,10 @@ class Lipschitz(nn.Module):
 
 @dataclass
 class _Cache:
-    """Explicit weights and what they were computed from."""
-
     versions: Any = None
     found: Explicit | None = None
 
     def explicit(self, net: Lipschitz) -> Explicit:
-        """They, computed anew if a tensor has changed."""
         tensors = [*net.parameters(), *net.buffers()]
         versions = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
         if self.found is None or versions != self.versions or hooks_of(net) != net._hooks:
@@ -625,41 +586,3 @@ def _reference(module: nn.Module) -> Tensor:
     if like.is_meta:
         raise GraphError("the module is on the meta device; wrap it first, then move the network")
     return like
-
-
-@contextlib.contextmanager
-def _running_statistics(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    r"""Within this context batch normalisation uses its running statistics; they are updated when it ends.
-
-    Those of the batch would make a sample's output a function of all others, which has no bound. Yields copies by name
-    to run the module with, which autograd remembers while the module's own are overwritten.
-    """
-    layers = {
-        n: m
-        for n, m in module.named_modules()
-        if isinstance(m, _BatchNorm) and m.training and m.track_running_stats and m.running_mean is not None
-    }
-    seen: list[tuple[Any, Tensor, Tensor]] = []
-
-    def look(layer: Any, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].detach()
-        axes = [0, *range(2, x.ndim)]
-        seen.append((layer, x.mean(axes), x.var(axes)))
-
-    handles = [m.register_forward_pre_hook(look) for m in layers.values()]
-    copies = {f"{n}.{b}": t.clone() for n, m in layers.items() for b, t in m.named_buffers(recurse=False)}
-    for m in layers.values():
-        m.training = False
-    try:
-        yield copies
-    finally:
-        for m in layers.values():
-            m.training = True
-        for handle in handles:
-            handle.remove()
-    with torch.no_grad():
-        for layer, mean, variance in seen:
-            layer.num_batches_tracked.add_(1)
-            share = layer.momentum if layer.momentum is not None else 1 / float(layer.num_batches_tracked)
-            layer.running_mean.lerp_(mean.to(layer.running_mean), share)
-            layer.running_var.lerp_(variance.to(layer.running_var), share)

@@ -27,8 +27,6 @@ from ldlt.images.convolutions import node_cells
 from ldlt.images.grids import Layout, cell_rows, phases
 from ldlt.images.torus import Torus
 
-__all__ = ["LARGEST", "OUTPUT", "FreeTerm", "Group", "Place", "Plan", "Step", "largest_dense", "make_plan"]
-
 OUTPUT = "(output)"
 """Name of the output's group."""
 LARGEST = 2**28
@@ -37,39 +35,23 @@ LARGEST = 2**28
 
 @dataclass(frozen=True)
 class FreeTerm:
-    """One free map inside a group: rows of an affine map, with its input split into members.
-
-    Attributes:
-        affine: Name of the affine node.
-        rows: Rows of its weight, in the order of the group (None: all, in order).
-        scale: Factor with which it enters the sum.
-        members: Values its input is a concatenation of, in order.
-    """
+    """One free map inside a group: rows of an affine map, with its input split into members."""
 
     affine: str
-    rows: tuple[int, ...] | None
-    scale: float
-    members: tuple[str, ...]
+    rows: tuple[int, ...] | None  # of its weight, in the order of the group (None: all, in order)
+    scale: float  # factor with which it enters the sum
+    members: tuple[str, ...]  # values its input is a concatenation of
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one activation (or of the output) that are eliminated together.
+    """Rows of one activation (or of the output) that are eliminated together."""
 
-    Attributes:
-        name: Unique name, also the key of its parameters.
-        node: The activation node, or :data:`OUTPUT`.
-        value: The value the rows belong to (the pre-activation or the output).
-        rows: Which rows (None: all).
-        terms: The free maps to normalise; empty for a bounded group.
-        size: Number of rows.
-    """
-
-    name: str
-    node: str
-    value: str
-    rows: tuple[int, ...] | None
-    terms: tuple[FreeTerm, ...]
+    name: str  # unique, also the key of its parameters
+    node: str  # the activation, or OUTPUT
+    value: str  # what the rows belong to: the pre-activation or the output
+    rows: tuple[int, ...] | None  # None: all
+    terms: tuple[FreeTerm, ...]  # the free maps to normalise; none if the map is given
     size: int
 
     @property
@@ -95,21 +77,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the sweep.
+    """One step of the sweep: one of the first three."""
 
-    Attributes:
-        transport: The value whose generator is computed from its parents', or None.
-        group: The group that is eliminated, or None.
-        joins: The activation whose groups are put together, or None.
-        live: Values that are needed after this step.
-        cells: The grid it is done on (None: dense).
-    """
-
-    transport: str | None = None
-    group: str | None = None
-    joins: str | None = None
-    live: tuple[str, ...] = ()
-    cells: Cells = None
+    transport: str | None = None  # the value whose generator is computed from its parents'
+    group: str | None = None  # the group that is eliminated
+    joins: str | None = None  # the activation whose groups are put together
+    live: tuple[str, ...] = ()  # values that are read later
+    cells: Cells = None  # the grid it is done on
 
     @property
     def name(self) -> str:
@@ -119,23 +93,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of a group lie on the grid of its step. In the dense representation there is one cell.
-
-    Attributes:
-        layout: Of the group's rows.
-        rows: Local features of the group's value (None: all, in order).
-        features: The features they are in the first cell (None: all, in order).
-        terms: Local rows of each term's affine map (None: all, in order).
-        shared: For each row of a cell the number of its multiplier (None: each has its own).
-        every: For each row of the group, likewise.
-    """
+    """Where the rows of a group lie on the grid of its step; None: all, in order. Without a grid there is one cell."""
 
     layout: Layout
-    rows: Tensor | None
-    features: Tensor | None
-    terms: tuple[Tensor | None, ...]
-    shared: Tensor | None
-    every: Tensor | None
+    rows: Tensor | None  # local features of the group's value
+    features: Tensor | None  # the features they are in the first cell
+    terms: tuple[Tensor | None, ...]  # local rows of each term's affine map
+    shared: Tensor | None  # for each row of a cell the number of its multiplier (None: each has its own)
+    every: Tensor | None  # for each row of the group, likewise
 
     @property
     def count(self) -> int:
@@ -145,41 +110,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Plan:
-    """The sweep.
-
-    Attributes:
-        steps: In order.
-        groups: By name.
-        heads: The groups of the output, in the order in which they are chosen; one without free maps if it has none.
-        cells: The grid at the start; None if everything is dense.
-        places: Group -> where its rows lie.
-        images: Activations whose multipliers belong to channels.
-        straight: Groups after which nothing but their own value is live, up to the next group, its only reader.
-    """
+    """The sweep."""
 
     steps: tuple[Step, ...]
-    groups: dict[str, Group]
-    heads: tuple[Group, ...]
-    cells: Cells = None
-    places: dict[str, Place] = field(default_factory=dict)
-    images: frozenset[str] = frozenset()
-    straight: frozenset[str] = frozenset()
+    groups: dict[str, Group]  # by name
+    heads: tuple[Group, ...]  # groups of the output in the order of choice; one without free maps if it has none
+    cells: Cells = None  # the grid at the start
+    places: dict[str, Place] = field(default_factory=dict)  # by group
+    images: frozenset[str] = frozenset()  # activations whose multipliers belong to channels
+    straight: frozenset[str] = frozenset()  # groups whose value is all that is live until its only reader
 
     @property
     def output(self) -> Group:
         """The first head: the only one, unless the output is a concatenation."""
         return self.heads[0]
-
-    def parts(self, node: str) -> list[Group]:
-        """Groups of an activation or of the output."""
-        return [g for g in self.all_groups if g.node == node]
-
-    def join(self, node: str, values: Mapping[str, Tensor]) -> Tensor:
-        """Vectors of the groups of one node in the order of its features."""
-        groups = self.parts(node)
-        found = torch.cat([values[g.name] for g in groups])
-        rows = [r for g in groups for r in g.rows or ()]
-        return found[torch.tensor(rows).argsort()] if rows else found
 
     @property
     def all_groups(self) -> list[Group]:
@@ -191,8 +135,16 @@ class Plan:
         """Affine nodes with at least one normalised row."""
         return {t.affine for g in self.all_groups for t in g.terms}
 
+    def parts(self, node: str) -> list[Group]:
+        """Groups of an activation or of the output."""
+        return [g for g in self.all_groups if g.node == node]
 
-# -- where rows come from ----------------------------------------------------------------------------------------------
+    def join(self, node: str, values: Mapping[str, Tensor]) -> Tensor:
+        """Vectors of the groups of one node in the order of its features."""
+        groups = self.parts(node)
+        found = torch.cat([values[g.name] for g in groups])
+        rows = [r for g in groups for r in g.rows or ()]
+        return found[torch.tensor(rows).argsort()] if rows else found
 
 
 @dataclass
@@ -215,20 +167,19 @@ def _origins(graph: Graph, module: nn.Module) -> dict[str, _Origin]:
         elif node.role == "order":
             out[node.name] = parents[0]
         elif node.role == "sum":
-            out[node.name] = _summed(parents, node.scales, n)
+            out[node.name] = _summed(parents, node.scales)
         else:
             out[node.name] = _gathered(parents, index_map(graph.index, node, graph.tensors(module)))
     return out
 
 
-def _summed(parents: list[_Origin], scales: Iterable[float], n: int) -> _Origin:
+def _summed(parents: list[_Origin], scales: Iterable[float]) -> _Origin:
     terms: dict[str, tuple[Tensor, Tensor]] = {}
-    fixed = torch.zeros(n, dtype=torch.bool)
+    fixed = torch.stack([o.fixed for o in parents]).any(0)
     for origin, scale in zip(parents, scales, strict=True):
-        fixed |= origin.fixed
         for name, (index, factor) in origin.terms.items():
             if name in terms:  # the same matrix twice in one sum: its rows are not free
-                fixed |= index >= 0
+                fixed = fixed | (index >= 0)
                 old, weights = terms[name]
                 terms[name] = (torch.where(old >= 0, old, index), weights)
             else:
@@ -266,19 +217,11 @@ def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
     return parts if len(set(parts)) == len(parts) else (value,)
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
-
 _Rows = tuple[list[int], tuple[str, ...]]  # rows, and the free maps they are a sum of
 
 
 class _Planner:
-    """Divides rows into groups.
-
-    Args:
-        graph: The graph.
-        module: Its module.
-        demoted: Activations that must keep their maps.
-    """
+    """Divides rows into groups; ``demoted`` are the activations that must keep their maps."""
 
     def __init__(self, graph: Graph, module: nn.Module, demoted: set[str]) -> None:
         self.graph, self.module, self.demoted = graph, module, demoted
@@ -360,9 +303,6 @@ class _Planner:
         return FreeTerm(name, None if full else tuple(kept.tolist()), float(scale[rows][0]), members)
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
-
-
 class _Cycle(Exception):
     def __init__(self, activation: str) -> None:
         super().__init__(activation)
@@ -423,9 +363,6 @@ def _with_liveness(steps: list[Step], graph: Graph, groups: dict[str, Group], he
     return tuple(reversed(out))
 
 
-# -- order on a torus --------------------------------------------------------------------------------------------------
-
-
 def thins(torus: Torus, step: Step) -> bool:
     found = torus.operators.get(step.transport or "")
     return found is not None and math.prod(found.stride) > 1
@@ -463,9 +400,6 @@ def ordered(steps: Sequence[Step], graph: Graph, torus: Torus, groups: Mapping[s
         done.add(step.name)
         found.append(step)
     return found
-
-
-# -- grids -------------------------------------------------------------------------------------------------------------
 
 
 class _Grids:
@@ -593,9 +527,6 @@ def _same_in_cells(cell: Tensor, where: Tensor) -> Tensor | None:
 
 def _unless_all(rows: Tensor, count: int) -> Tensor | None:
     return None if len(rows) == count and bool((rows == torch.arange(count)).all()) else rows
-
-
-# -- the plan ----------------------------------------------------------------------------------------------------------
 
 
 def _straight(plan: Plan, graph: Graph) -> frozenset[str]:

@@ -24,53 +24,30 @@ With one multiplier per channel all of this commutes with the shifts of a grid o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
-from ldlt.engine.contraction import Contracted, Root, gap, given
-from ldlt.engine.factor import Block, Frame, Generator, Square, column_norms, covariance, dense, factor, squared
+from ldlt.engine.contraction import Contracted, Square, gap, given
+from ldlt.engine.factor import Block, Frame, Generator, column_norms, covariance, dense, factor, squared
 from ldlt.engine.linalg import floor_share, gram_cholesky
 from ldlt.images.grids import Cells, Fold, Layout, from_cells, kernel, to_cells, transfer
-
-__all__ = ["Live", "Maps", "Run", "Slopes", "transport"]
-
-
-# -- transport ---------------------------------------------------------------------------------------------------------
-
-
-class Map(Protocol):
-    """A linear operation on several tensors."""
-
-    def on(self, values: Sequence[Block | None]) -> Block:
-        """The block of the result from those of the parents, None for zero."""
-
-    def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
-        """Magnitudes of the result from those of the parents."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """An operation that is run: its noise is a batch of inputs, on a grid one of responses to impulses of noise.
+    """An operation that is run: its noise is a batch of inputs, on a grid one of responses to impulses of noise."""
 
-    Attributes:
-        function: From batches of the parents' ``shapes`` to one batch.
-        shapes: Feature shapes of the parents.
-        cells: The grid.
-        moves: Whether features are only moved, dropped or repeated.
-    """
-
-    function: Callable[..., Tensor]
-    shapes: Sequence[tuple[int, ...]]
+    function: Callable[..., Tensor]  # from batches of the parents to one batch
+    shapes: Sequence[tuple[int, ...]]  # of the parents
     cells: Cells
-    moves: bool
+    moves: bool  # whether features are only moved, dropped or repeated
 
     def on(self, values: Sequence[Block | None]) -> Block:
-        """As in :class:`Map`."""
+        """The block of the result from those of the parents, None for zero."""
         known = [None if v is None else dense(v) for v in values]
         like = next(v for v in known if v is not None)
         batches = []
@@ -82,11 +59,11 @@ class Run:
             else:  # F^T, since F^* is the transfer function from the tensor to the noise
                 batches.append(from_cells(kernel(value.conj(), self.cells), shape))
         y = self.function(*batches)
-        return y.flatten(1) if self.cells is None else transfer(to_cells(y, self.cells), self.cells).conj()
+        return _rows(y) if self.cells is None else transfer(to_cells(y, self.cells), self.cells).conj()
 
     @torch.no_grad()
     def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
-        """As in :class:`Map`: by the matrices of the operation, unless it only moves features."""
+        """Magnitudes of the result: by the matrices of the operation, unless it only moves features."""
         grid = self.cells or ()
         if self.moves:
             each = [s.reshape(1, -1, *(1,) * len(grid)).expand(1, -1, *grid) for s in sizes]
@@ -99,7 +76,7 @@ class Run:
             images = [unit.new_zeros(len(size), *n) for n in self.shapes]
             images[place] = self._image(unit, self.shapes[place])
             y = self.function(*images)
-            y = y.flatten(1) if self.cells is None else to_cells(y, grid).flatten(2).transpose(1, 2).flatten(0, 1)
+            y = _rows(y) if self.cells is None else to_cells(y, grid).flatten(2).transpose(1, 2).flatten(0, 1)
             found.append(column_norms(y))
         return torch.linalg.vector_norm(torch.stack(found), dim=0)
 
@@ -107,31 +84,29 @@ class Run:
         return x.reshape(-1, *shape) if self.cells is None else from_cells(x, shape)
 
 
+def _rows(y: Tensor) -> Tensor:
+    """(batch, features), also of a batch of single numbers."""
+    return y.reshape(len(y), 1) if y.ndim == 1 else y.flatten(1)
+
+
 @dataclass(frozen=True)
 class Maps:
-    """``Σ_p T_p t_p``.
-
-    Attributes:
-        maps: One per parent: a number, or a matrix (m_out, m_p), on a grid a transfer function (f, m_out, m_p).
-    """
+    """``Σ_p T_p t_p``, ``T_p`` a number, a matrix (m_out, m_p) or a transfer function (f, m_out, m_p)."""
 
     maps: Sequence[float | Tensor]
 
     def on(self, values: Sequence[Block | None]) -> Block:
-        """As in :class:`Map`."""
+        """As in :class:`Run`."""
         terms: list[Block] = []
         for moved, value in zip(self.maps, values, strict=True):
             if value is not None and isinstance(moved, Tensor):
                 terms.append(dense(value) @ moved.mH)
             elif value is not None:
                 terms.append(value if moved == 1 else moved * dense(value))
-        total = terms[0]
-        for term in terms[1:]:
-            total = dense(total) + dense(term)
-        return total
+        return terms[0] if len(terms) == 1 else reduce(torch.add, map(dense, terms))
 
     def sizes(self, sizes: Sequence[Tensor]) -> Tensor:
-        """As in :class:`Map`."""
+        """As in :class:`Run`."""
         found = []
         for moved, size in zip(self.maps, sizes, strict=True):
             if isinstance(moved, Tensor):
@@ -142,32 +117,24 @@ class Maps:
         return found[0] if len(found) == 1 else torch.linalg.vector_norm(torch.stack(found), dim=0)
 
 
-def transport(move: Map, parents: Sequence[Generator], layout: Layout) -> Generator:
+def transport(move: Run | Maps, parents: Sequence[Generator], layout: Layout) -> Generator:
     """``F_{Jt} = J F_t``, block by block."""
     names = dict.fromkeys(b for p in parents for b in p.blocks)
     blocks = {b: move.on([p.blocks.get(b) for p in parents]) for b in names}
     return Generator(blocks, move.sizes([p.size for p in parents]), layout)
 
 
-# -- the live tensors and the moves that change them -------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Slopes:
-    """Centre and radius of the slopes of the neurons of one group.
+class Neurons:
+    """An activation that is to be eliminated, or the part of it that one group is."""
 
-    Attributes:
-        center: ``c``, a number or one per neuron (n,).
-        radius: ``r > 0``, likewise.
-        shared: For every neuron (n,) the number of its multiplier, where several must have the same one (because a
-            joint nonlinearity mixes them, or because they are the pixels of one channel); None if each has its own.
-        count: Number of multipliers where they are shared.
-    """
-
-    center: float | Tensor
-    radius: float | Tensor
-    shared: Tensor | None = None
-    count: int = 0
+    name: str  # of the new value
+    layout: Layout  # how the n neurons lie on the grid
+    survivors: Sequence[str]  # values that are read afterwards
+    center: float | Tensor  # c of the slopes, a number or one per neuron (n,)
+    radius: float | Tensor  # r > 0, likewise
+    shared: Tensor | None = None  # for every neuron (n,) the number of its multiplier (None: each has its own)
+    count: int = 0  # multipliers where they are shared
 
     @property
     def rho(self) -> float | Tensor:
@@ -191,7 +158,7 @@ class Live:
         self.least = bound.detach() ** -2  # variance of an input feature: what "small" is measured against
         scale = (1 / bound).expand(layout.features)  # cov(x) = I/ℓ²
         block = self.new_block(layout)
-        self.live = {name: Generator({block: Square(Root.unit(layout, bound), scale)}, scale.detach(), layout)}
+        self.live = {name: Generator({block: Square.diagonal(layout, scale)}, scale.detach(), layout)}
 
     def __getitem__(self, name: str) -> Generator:
         return self.live[name]
@@ -230,99 +197,65 @@ class Live:
         self.cells = cells
 
     def leave_grid(
-        self,
-        name: str,
-        count: int,
-        function: Callable[..., Tensor],
-        parents: Sequence[tuple[str, tuple[int, ...]]],
-        kept: Sequence[str],
+        self, name: str, function: Callable[..., Tensor], parents: Mapping[str, tuple[int, ...]], kept: Sequence[str]
     ) -> None:
-        """Make a vector from images (a mean over positions, say) before the images themselves become dense.
+        """Make a vector from images, given with their shapes, before those that are kept become dense.
 
         The rows of the function are found as gradients, one per feature of the result, and multiplied by the generators
         in the Fourier domain: the images themselves are never written densely.
-
-        Args:
-            name: The vector.
-            count: Its features.
-            function: Makes it.
-            parents: The images with their shapes.
-            kept: What else stays live.
         """
         assert self.cells is not None
-        gens, like, fold = [self.live[p] for p, _ in parents], self.least, Fold(self.cells, None)
+        gens, fold = [self.live[p] for p in parents], Fold(self.cells, None)
         with torch.enable_grad():
-            images = [like.new_zeros(count, *s).requires_grad_() for _, s in parents]
+            count = function(*(self.least.new_zeros(1, *s) for s in parents.values())).numel()
+            images = [self.least.new_zeros(count, *s).requires_grad_() for s in parents.values()]
             y = function(*images).reshape(count, count)
-            rows = torch.autograd.grad(y.diagonal().sum(), images, allow_unused=True)
-        blocks: dict[int, Tensor] = {}
-        size = like.new_zeros(count)
+            rows = torch.autograd.grad(y.diagonal().sum(), images, materialize_grads=True)
+        blocks: dict[int, Block] = {}
+        size = self.least.new_zeros(count)
         for gen, found in zip(gens, rows, strict=True):
-            if found is None:
-                continue
-            matrix, parts = found.detach().reshape(count, -1), gen.layout.parts
+            matrix, parts = found.reshape(count, -1), gen.layout.parts
             size = torch.hypot(size, column_norms((matrix * fold.vector(gen.size, parts)).mT))
             wide = fold.unfold(matrix, parts)  # (f, count, m)
             for b in gen.blocks:
                 new = fold.columns(wide @ gen.flat(b).mH, self.noise[b]).mH
-                blocks[b] = blocks[b] + new if b in blocks else new
+                blocks[b] = dense(blocks[b]) + new if b in blocks else new
         self.keep(kept)
         self.coarsen(None, alone=False)  # the new vector shares its noise with what stays
-        self.live[name] = Generator({**blocks}, size, Layout(None, (), count))
+        self.live[name] = Generator(blocks, size, Layout(None, (), count))
 
     def factor(self, members: Sequence[str], survivors: Sequence[str]) -> Frame:
         """The square factor of stacked members; ``survivors`` are read after the move."""
         names = [*members, *(s for s in survivors if s in self.live and s not in members)]
         gens = [self.live[n] for n in names]
         frame, changed = factor(gens[: len(members)], gens[len(members) :], self.new_block, self.unit)
-        for place, gen in changed.items():
-            self.live[names[place]] = gen
+        self.live.update((names[place], gen) for place, gen in changed.items())
         return frame
 
     def free(
-        self,
-        name: str,
-        frame: Frame,
-        contracted: Contracted,
-        slopes: Slopes,
-        multiplier: Tensor,
-        survivors: Sequence[str],
-        layout: Layout,
-        lazy: bool = False,
+        self, new: Neurons, frame: Frame, contracted: Contracted, multiplier: Tensor, lazy: bool = False
     ) -> list[Tensor]:
         r"""Eliminate an activation whose input is a free map.
 
         Args:
-            name: Name of the new value.
+            new: Its neurons.
             frame: Factor ``F`` of the stacked parents.
             contracted: ``(U, K)``, U (n, width of the frame).
-            slopes: Of the n neurons.
             multiplier: ``Λ`` (n,).
-            survivors: Values that are read after this move.
-            layout: How the n neurons lie on the grid.
             lazy: Whether a map may be returned in factored form.
 
         Returns:
             The explicit maps ``C``, (n, d_member) for each member of the frame.
         """
-        scale = 1 / (math.sqrt(2) * slopes.radius * multiplier.sqrt())
+        width = (2 * multiplier).rsqrt()
+        scale = width / new.radius
         apart = frame.apart(contracted, scale) if lazy else None
-        maps = _scaled(frame.right_divide(contracted.matrix), scale) if apart is None else apart
-        value = partial(transport, Maps(maps), frame.members, layout)
-        inflate = partial(_spread, frame, contracted)
-        self._append(name, contracted, slopes, multiplier, survivors, layout, inflate, value)
+        maps = [scale[:, None] * m for m in frame.right_divide(contracted.matrix)] if apart is None else apart
+        value = partial(transport, Maps(maps), frame.members, new.layout)
+        self._append(new, contracted, width, partial(_spread, frame, contracted), value)
         return maps
 
-    def given(
-        self,
-        name: str,
-        value: Generator,
-        slopes: Slopes,
-        balance: Tensor,
-        margin: Tensor,
-        survivors: Sequence[str],
-        layout: Layout,
-    ) -> Tensor:
+    def given(self, new: Neurons, value: Generator, balance: Tensor, margin: Tensor) -> Tensor:
         r"""Eliminate an activation whose input ``v`` is a given linear function of live tensors.
 
         With :math:`T = 2 r F_v F_v^* r` every :math:`\Lambda_{ii} = θ / \sum_j |T_{ij}| q_j / q_i`, ``θ < 1``, ``q >
@@ -330,39 +263,34 @@ class Live:
         keeps it valid, so neurons with a common multiplier take the smallest of theirs, over all frequencies.
 
         Args:
-            name: Name of the new value.
+            new: The neurons.
             value: Generator of ``v`` (n,).
-            slopes: Of the n neurons.
             balance: ``q`` (n,).
             margin: ``θ``, a scalar in (0, 1).
-            survivors: Values that are read after this move.
-            layout: How the n neurons lie on the grid.
 
         Returns:
             The multiplier ``Λ`` (n,).
         """
-        radius = slopes.radius if isinstance(slopes.radius, Tensor) else balance.new_tensor(slopes.radius)
-        rows = value.matrix() * (radius.reshape(-1, 1) if radius.ndim else radius)  # r F_v
+        radius = torch.as_tensor(new.radius).to(balance)
+        rows = value.matrix() * radius.reshape(-1, 1)  # r F_v
         gram = 2 * (rows @ rows.mH)
         # A small number in the divisor only makes Λ smaller, which is safe; it serves rows that are (nearly) zero.
         sums = (gram.abs() * balance).sum(-1) / balance
         sums = sums if sums.ndim == 1 else sums.amax(0)
         sums = sums + floor_share(self.unit) ** 2 * (sums.max().detach() + 2 * self.least * radius.detach() ** 2)
-        multiplier = margin / sums
-        if slopes.shared is not None:
-            least = multiplier.new_full((slopes.count,), torch.inf)
-            multiplier = least.scatter_reduce(0, slopes.shared, multiplier, "amin")[slopes.shared]
-        scale = math.sqrt(2) * multiplier.sqrt()
-        matrix = scale[:, None] * rows
+        width = sums.sqrt() / (2 * margin).sqrt()  # gradients of Λ itself would overflow long before these
+        if new.shared is not None:
+            width = width.new_zeros(new.count).scatter_reduce(0, new.shared, width, "amax")[new.shared]
+        matrix = rows / width[:, None]
         lower = gap(matrix)
 
         def inflate(gen: Generator) -> Tensor | None:  # K U F_t^* = L^{-1} √2 Λ^{1/2} r cov(v, t)
             seen = covariance(value, gen)
-            scaled = None if seen is None else (scale * radius)[:, None] * seen
+            scaled = None if seen is None else (radius / width)[:, None] * seen
             return None if scaled is None else torch.linalg.solve_triangular(lower, scaled, upper=False)
 
-        self._append(name, given(matrix, lower), slopes, multiplier, survivors, layout, inflate, lambda: value)
-        return multiplier
+        self._append(new, given(matrix, lower), width, inflate, lambda: value)
+        return 0.5 / width.square()
 
     def observe(self, frame: Frame, contracted: Contracted, survivors: Sequence[str]) -> None:
         """Inflate what later heads read by an output ``y = U F^{-1} w_K``: ``G ← (G^{-1} − B'B)^{-1}``."""
@@ -371,64 +299,56 @@ class Live:
     def _inflate(self, noise: int, inflate: Callable[[Generator], Tensor | None], survivors: Sequence[str]) -> bool:
         """Add noise to all that stays live; whether there is anything that gets some."""
         self.keep(survivors)
-        found = {name: inflate(gen) for name, gen in self.live.items()}
+        found = {name: new for name, gen in self.live.items() if (new := inflate(gen)) is not None}
         for name, new in found.items():
-            if new is not None:
-                self.live[name] = replace(self.live[name], blocks={**self.live[name].blocks, noise: new})
-        return any(new is not None for new in found.values())
+            self.live[name] = replace(self.live[name], blocks={**self.live[name].blocks, noise: new})
+        return bool(found)
 
     def _append(
         self,
-        name: str,
+        new: Neurons,
         contracted: Contracted,
-        slopes: Slopes,
-        multiplier: Tensor,
-        survivors: Sequence[str],
-        layout: Layout,
+        width: Tensor,
         inflate: Callable[[Generator], Tensor | None],
         value: Callable[[], Generator],
     ) -> None:
-        r"""Inflate what stays live and add ``w = c v + e`` with ``cov(e) = (2Λ)^{-1}``.
+        r"""Inflate what stays live and add ``w = c v + e`` with ``cov(e) = (2Λ)^{-1}``, the square of ``width``.
 
         Its covariance is :math:`\tfrac12 \Lambda^{-1/2}(ρK^*Kρ + 1 − ρ^2)\Lambda^{-1/2}`, and its share of the
         inflation noise is :math:`\tfrac{1}{\sqrt2}\Lambda^{-1/2} ρ K^*`; both at once are a square block where
         ``|ρ| = 1``, or where nothing else sees the noise.
         """
+        layout, rho = new.layout, new.rho
         noise = self.new_block(layout)
-        alone = not self._inflate(noise, inflate, survivors)
-        unit, rho = (2 * multiplier).rsqrt(), slopes.rho
-        number = None if isinstance(rho, Tensor) else float(rho)
+        alone = not self._inflate(noise, inflate, new.survivors)
+        number = math.inf if isinstance(rho, Tensor) else float(rho)
         blocks: dict[int, Block]
-        if number is not None and abs(number) == 1:
-            blocks = {noise: Square(contracted.root, number * unit)}
+        if abs(number) == 1:
+            blocks = {noise: contracted.root.times(number * width)}
         elif number == 0:
-            blocks = {self.new_block(layout): Square(Root.unit(layout, unit), unit)}
+            blocks = {self.new_block(layout): Square.diagonal(layout, width)}
         elif alone:
-            blocks = {noise: Square(self._root(contracted, rho, unit), unit)}
-        elif number is not None and abs(number) < 1:
-            share = contracted.root.dense() * (number * unit / contracted.root.factor)
-            blocks = {noise: share, self.new_block(layout): layout.diagonal(math.sqrt(1 - number**2) * unit)}
+            blocks = {noise: self._root(contracted, rho).times(width)}
+        elif abs(number) < 1:
+            own = layout.diagonal(math.sqrt(1 - number**2) * width)
+            blocks = {noise: contracted.root.times(number * width).dense(), self.new_block(layout): own}
         else:
             before = value()
             after = inflate(before)
             assert after is not None
-            blocks = {b: before.flat(b) * slopes.center for b in before.blocks}
-            blocks |= {noise: after * slopes.center, self.new_block(layout): layout.diagonal(unit)}
-        self.live[name] = Generator(blocks, unit.detach(), layout)
+            blocks = {b: before.flat(b) * new.center for b in before.blocks}
+            blocks |= {noise: after * new.center, self.new_block(layout): layout.diagonal(width)}
+        self.live[new.name] = Generator(blocks, width.detach(), layout)
 
-    def _root(self, contracted: Contracted, rho: float | Tensor, like: Tensor) -> Root:
+    def _root(self, contracted: Contracted, rho: float | Tensor) -> Square:
         """``N^*`` with ``NN^* = ρK^*Kρ + 1 − ρ²``: a sum of positive terms in both cases."""
         if not isinstance(rho, Tensor) and abs(rho) < 1:
-            both, rest = (rho / contracted.root.factor) * contracted.root.dense().mH, 1 - rho**2
+            both, rest = rho * contracted.root.dense().mH, 1 - rho**2
         else:  # K^*K − I = U U^* + U (KU)^* (KU) U^*
             u, rest = contracted.matrix, 1.0
-            both = torch.cat([u, contracted.spread(u.mH).mH], -1)
-            both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
-        return Root.adjoint(gram_cholesky(both, like.new_tensor(rest), self.unit).factor)
-
-
-def _scaled(maps: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    return [rows[:, None] * m for m in maps]
+            both = torch.as_tensor(rho).to(u.real).reshape(-1, 1) * torch.cat([u, contracted.spread(u.mH).mH], -1)
+        lower = gram_cholesky(both, both.real.new_tensor(rest), self.unit).factor
+        return Square(1.0, lambda: lower.dense().mH, lambda x: lower.solve_adjoint(x.mH).mH, lower.solve)
 
 
 def _spread(frame: Frame, contracted: Contracted, gen: Generator) -> Tensor | None:

@@ -20,23 +20,21 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.engine.plan import Group, Plan
-from ldlt.errors import OptionError
+from ldlt.check import choice
+from ldlt.engine.plan import Group
 from ldlt.graph import Activation, Affine, Convolution, Graph, lookup
 from ldlt.graph.convolution import Spec
 from ldlt.graph.fold import Forward, visit
 
 if TYPE_CHECKING:
     from ldlt.engine.network import Lipschitz
-
-__all__ = ["INITS", "initialise"]
 
 INITS = ("default", "orthogonal", "keep")
 _PROBE = 256
@@ -53,35 +51,33 @@ def initialise(net: Lipschitz, how: str, gain: float, alpha: float, placing: flo
         alpha: Start value of α.
         placing: Means of the pre-activations, in units of the place above.
     """
-    if how not in INITS:
-        raise OptionError(f"init must be one of {', '.join(map(repr, INITS))}, not {how!r}")
-    if how == "keep":
-        return
-    _orthogonal(net, gain, alpha)
+    if choice("init", how, INITS) != "keep":
+        _orthogonal(net, gain, alpha)
     if how == "default":
         _place(net, placing)
 
 
 @torch.no_grad()
 def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
-    depth = depth_of(net.graph)
-    residual = _residual(net.plan)
+    depth = _depth(net.graph)
+    groups = [(net.plan.groups[s.group], s.live) for s in net.plan.steps if s.group is not None]
+    residual = {g.name for g, live in groups if set(g.members) & set(live)}  # a parent is still read after them
     shrink = 1 / math.sqrt(max(len(residual), 1))
     for affine in net.graph.affines:
         if affine.name not in net.plan.normalised:
             _start(affine, net.module.get_parameter(affine.weight), shrink)
     for group in net.plan.all_groups:
         part = net._blueprint.normaliser(group)
-        best = 1.0 if group.is_output else _best_gain(net, group, depth)
-        if group.name in residual:
-            best *= shrink
+        best, node = shrink if group.name in residual else 1.0, net.graph.index.get(group.node)
+        if isinstance(node, Activation):  # s = |ρ|^{-1/2}, at most √(2n)
+            rho = float(torch.as_tensor(activations.sector(node.resolve(net.module)).rho).abs().mean())
+            best /= math.sqrt(max(rho, 1 / (2 * depth)))
         for term in group.terms:
-            node = net.graph[term.affine]
-            assert isinstance(node, Affine)
-            weight = net.module.get_parameter(node.weight)
+            affine = cast(Affine, net.graph[term.affine])
+            weight = net.module.get_parameter(affine.weight)
             size = part.free_gain(gain * best, alpha) / math.sqrt(len(group.terms))
-            if isinstance(node, Convolution):
-                _start(node, weight, size)
+            if isinstance(affine, Convolution):
+                _start(affine, weight, size)
                 continue
             start = torch.empty(group.size, weight.shape[1], dtype=weight.dtype, device=weight.device)
             nn.init.orthogonal_(start, size)
@@ -89,14 +85,11 @@ def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
 
 
 def _start(affine: Affine, weight: Tensor, size: float) -> None:
-    """Fill a weight so that its map is ``size`` times (semi-)orthogonal.
-
-    A convolution gets an orthogonal matrix in its middle, as many taps as it moves between outputs, and zeros around
-    it: its transfer function is then orthogonal at every frequency.
-    """
+    """Fill a weight so that its map is ``size`` times (semi-)orthogonal."""
     if not isinstance(affine, Convolution):
         nn.init.orthogonal_(weight, size)
         return
+    # An orthogonal matrix in the middle, as many taps as it moves between outputs: it is one at every frequency.
     weight.zero_()
     spec = affine.spec
     assert isinstance(spec, Spec)
@@ -108,20 +101,7 @@ def _start(affine: Affine, weight: Tensor, size: float) -> None:
         part[(slice(None), slice(None), *middle)] = block.reshape(len(part), part.shape[1], *used)
 
 
-def _residual(plan: Plan) -> set[str]:
-    """Groups with a free map one of whose parents is still read after them."""
-    return {s.group for s in plan.steps if s.group is not None and set(plan.groups[s.group].members) & set(s.live)}
-
-
-def _best_gain(net: Lipschitz, group: Group, depth: int) -> float:
-    """``s = |ρ|^{-1/2}``, at most ``√(2n)``."""
-    node = net.graph[group.node]
-    assert isinstance(node, Activation)
-    rho = float(torch.as_tensor(activations.sector(node.resolve(net.module)).rho).abs().mean())
-    return 1 / math.sqrt(max(rho, 1 / (2 * depth)))
-
-
-def depth_of(graph: Graph) -> int:
+def _depth(graph: Graph) -> int:
     """Largest number of activations on a path from the input to the output, at least one."""
     depth: dict[str, int] = {}
     for node in graph.nodes:
@@ -153,7 +133,7 @@ def _place(net: Lipschitz, placing: float) -> None:
     for affine in graph.affines:
         if affine.bias is not None:
             module.get_parameter(affine.bias).zero_()
-    explicit, depth = net.explicit(), depth_of(graph)
+    explicit, depth = net.explicit(), _depth(graph)
     tensors = graph.tensors(lambda path: explicit[path] if path in explicit else lookup(module, path))
     forward = Forward(module, tensors, torch.randn(_PROBE, *net.input_shape, dtype=like.dtype, device=like.device))
     values: dict[str, Tensor] = {}

@@ -11,45 +11,33 @@ import torch
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.engine.contraction import Contracted, Contraction, Head
-from ldlt.engine.factor import Frame, Generator, Square, stacked
+from ldlt.engine.contraction import Contracted, Contraction, Head, Square
+from ldlt.engine.factor import Frame, Generator, stacked
 from ldlt.engine.linalg import BALANCE, MARGIN, bounded, positive
 from ldlt.engine.plan import FreeTerm, Group, Plan, Step
-from ldlt.engine.rule import Live, Maps, Run, Slopes, transport
+from ldlt.engine.rule import Live, Maps, Neurons, Run, transport
 from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
 from ldlt.graph.convolution import Cells, Spec
 from ldlt.images.convolutions import CirculantWeight, Taps
 from ldlt.images.grids import Layout, row_norms
 from ldlt.images.torus import Torus
 
-__all__ = ["Blueprint", "Explicit", "Free", "Sweep"]
-
 _LARGEST_MARGIN = 0.9995  # keeps I − UU^* of a given map away from singular in float32
 
 
 @dataclass
 class Blueprint:
-    """Everything about a network that is not trained.
-
-    Attributes:
-        graph: The traced graph.
-        plan: What is normalised, in which order.
-        contraction: Free matrices to contractions.
-        head: Free matrix to the output contraction.
-        torus: The graph on its torus, if convolutions keep their kernels.
-        power: Which power of a covariance bounds the multipliers there.
-        wiring: Responses of the single taps of convolutions by (node, grid): they depend on no tensor of the module.
-        sectors: Slopes of activations without parameters, and the settings they were found for (None for PReLU): for
-            compilers, which do not see classes as they are. Anybody else looks anew.
-    """
+    """Everything about a network that is not trained."""
 
     graph: Graph
     plan: Plan
     contraction: Contraction
     head: Head
-    wiring: dict[tuple[str, Cells], Taps] = field(default_factory=dict)
-    torus: Torus | None = None
-    power: int = 1
+    wiring: dict[tuple[str, Cells], Taps] = field(default_factory=dict)  # responses of single taps by node and grid
+    torus: Torus | None = None  # the graph on its torus, if convolutions keep their kernels
+    power: int = 1  # which power of a covariance bounds the multipliers there
+    # For compilers, which do not see classes as they are: slopes of activations without parameters, and the settings
+    # they were found for (None for PReLU). Anybody else looks anew.
     sectors: dict[str, tuple[activations.Sector | None, dict[str, Any]]] = field(default_factory=dict)
 
     def resolve(self, module: nn.Module) -> None:
@@ -86,45 +74,27 @@ def _settings(layer: nn.Module) -> dict[str, Any]:
 
 @dataclass
 class Free:
-    """The free parameters.
+    """The free parameters."""
 
-    Attributes:
-        weights: Parameters of the user's module by name: free matrices, and everything else as it is.
-        bound: ℓ, scalar.
-        extra: Group -> role (``log_alpha``, ``skew``, ``log_multiplier``, ``log_balance``, ``margin``) -> tensor.
-    """
-
-    weights: Mapping[str, Tensor]
-    bound: Tensor
-    extra: Mapping[str, Mapping[str, Tensor]]
+    weights: Mapping[str, Tensor]  # of the user's module by name: free matrices, and everything else as it is
+    bound: Tensor  # ℓ, scalar
+    extra: Mapping[str, Mapping[str, Tensor]]  # group -> role (``log_alpha``, ``log_multiplier``, …) -> tensor
 
 
 @dataclass
 class Explicit:
-    """The explicit form of a network.
+    """The explicit form of a network."""
 
-    Attributes:
-        weights: Explicit matrices by parameter name (only those that differ from the free ones); those of
-            convolutions are :class:`~ldlt.images.convolutions.CirculantWeight`.
-        multipliers: Group -> ``Λ``, one per row of the group.
-        output: Makes ``F_y`` (k, q), the generator of the output; the constant of the map ``a·y`` is ``ℓ‖F_y' a‖``. On
-            a grid (f, k, q) with k features per cell.
-        bound: ℓ.
-        layout: How the output lies on a grid.
-        magnitude: Makes the magnitudes of the outputs before cancellation, ``Σ_j |B_ij| s_j``, (k,) or one per local
-            feature: a relative error of the weights changes an output's row of ``F_y`` by that much at most.
-        watched: ``F_t`` of the value that was asked for, when it was made.
-        window: Which features of a torus the output consists of, if it lies on one.
-    """
-
-    weights: dict[str, Tensor]
-    multipliers: dict[str, Tensor]
-    output: Callable[[], Tensor]
-    bound: Tensor
-    layout: Layout
-    magnitude: Callable[[], Tensor]
-    watched: Tensor | None = None
-    window: Tensor | None = None
+    weights: dict[str, Tensor]  # by parameter name, only those that differ from the free ones
+    multipliers: dict[str, Tensor]  # group -> Λ, one per row of the group
+    bound: Tensor  # ℓ
+    layout: Layout  # how the output lies on a grid
+    # Makes F_y (k, q), on a grid (f, k, q) with k features per cell: the constant of the map ``a·y`` is ℓ‖F_y' a‖. And
+    # the magnitudes of the outputs before cancellation, Σ_j |B_ij| s_j, (k,): a relative error of the weights changes
+    # an output's row of F_y by that much at most.
+    output: Callable[[], tuple[Tensor, Tensor]]
+    watched: Tensor | None = None  # F_t of the value that was asked for, when it was made
+    window: Tensor | None = None  # which features of a torus the output consists of
 
 
 class Sweep:
@@ -134,8 +104,7 @@ class Sweep:
         blueprint: Structure of the network.
         module: The user's module; its constants and its activations are read, its matrices come from ``free``.
         free: The free parameters.
-        batch: Size of the batch the weights are made for: maps that are larger may come in factored form. None: all are
-            explicit.
+        batch: Size of the batch the weights are made for: larger maps may come in factored form. None: all explicit.
         watch: A value of the graph whose generator is wanted.
     """
 
@@ -157,9 +126,8 @@ class Sweep:
         for step in self.plan.steps:
             node: Any = self.graph.index.get(step.transport or "")
             if step.cells is None and self.live.cells is not None and _makes_vector(node):
-                parents = [(p, self.graph[p].shape) for p in node.parents]
-                kept = [v for v in step.live if v != node.name]
-                self.live.leave_grid(node.name, node.features, node.bind(self.tensors), parents, kept)
+                parents = {p: self.graph[p].shape for p in node.parents}
+                self.live.leave_grid(node.name, node.bind(self.tensors), parents, step.live)
             else:
                 self.live.coarsen(step.cells)
                 if node is not None:
@@ -172,10 +140,8 @@ class Sweep:
             if self.watch is not None and self.watch in (step.transport, step.joins):
                 self.watched = self.live[self.watch].matrix()
             self.live.keep(step.live)
-        output, layout, magnitude = self._heads() if self.plan.output.free else self._given_output()
-        return Explicit(self.weights, self.multipliers, output, self.given.bound, layout, magnitude, self.watched)
-
-    # -- transport ---------------------------------------------------------------------------------------------------
+        layout, output = self._heads() if self.plan.output.free else self._given_output()
+        return Explicit(self.weights, self.multipliers, self.given.bound, layout, output, self.watched)
 
     def _transport(self, node: Affine | Wire) -> None:
         parents, cells = [self.live[p] for p in node.parents], self.live.cells
@@ -219,64 +185,57 @@ class Sweep:
         layout = Layout.of(self.graph[groups[0].value].shape, gens[0].layout.cells)
         return replace(stacked(gens, layout).rows(self._order(groups)), layout=layout)
 
-    def _order(self, groups: Sequence[Group]) -> Tensor:
+    def _order(self, groups: Sequence[Group]) -> Any:
         rows = [r for g in groups if (r := self.plan.places[g.name].rows) is not None]
-        return torch.cat(rows).argsort().to(self.given.bound.device)
+        return self._here(torch.cat(rows).argsort())
 
-    # -- groups ------------------------------------------------------------------------------------------------------
-
-    def _slopes(self, group: Group) -> Slopes:
-        """Sector of the neurons of a group."""
-        node, place = self.graph[group.node], self.plan.places[group.name]
-        assert isinstance(node, Activation)
-        sector, like = self.blueprint.sector(node, self.module), self.given.bound
+    def _neurons(self, group: Group, survivors: Sequence[str]) -> Neurons:
+        node, place = cast(Activation, self.graph[group.node]), self.plan.places[group.name]
+        sector = self.blueprint.sector(node, self.module)
 
         def per_neuron(value: Tensor | float) -> Tensor | float:
             if not isinstance(value, Tensor):
                 return value
-            flat = value.reshape(-1, 1).to(like)  # one number for all, one per channel, or one per feature
+            flat = value.reshape(-1, 1).to(self.given.bound)  # one number for all, one per channel, or one per feature
             flat = flat.expand(-1, node.features // len(flat)).reshape(-1)
-            return flat if place.features is None else flat[place.features.to(flat.device)]
+            return flat if place.features is None else flat[self._here(place.features)]
 
-        shared = None if place.shared is None else place.shared.to(like.device)
-        return Slopes(per_neuron(sector.center), per_neuron(sector.radius), shared, place.count)
+        center, radius = per_neuron(sector.center), per_neuron(sector.radius)
+        return Neurons(group.name, place.layout, survivors, center, radius, self._here(place.shared), place.count)
+
+    def _here(self, index: Tensor | None) -> Any:
+        return None if index is None else index.to(self.given.bound.device)
 
     def _eliminate(self, group: Group, step: Step) -> None:
-        place = self.plan.places[group.name]
-        slopes, extra = self._slopes(group), self.given.extra[group.name]
+        place, extra, new = self.plan.places[group.name], self.given.extra[group.name], self._neurons(group, step.live)
         if group.free:
             frame = self.live.factor(group.members, step.live)
-            multiplier = self._multiplier(group, slopes)
-            contracted = self._contracted(group, frame, slopes, multiplier)
-            lazy = self._lazy(group)
-            maps = self.live.free(group.name, frame, contracted, slopes, multiplier, step.live, place.layout, lazy)
-            self._assign(group, maps)
+            multiplier = self._multiplier(group, new)
+            contracted = self._contracted(group, frame, new, multiplier)
+            self._assign(group, self.live.free(new, frame, contracted, multiplier, self._lazy(group)))
         else:
-            rows = None if place.rows is None else place.rows.to(self.given.bound.device)
             margin = _LARGEST_MARGIN * torch.sigmoid(bounded(extra["margin"], MARGIN))
             balance = positive(extra["log_balance"], BALANCE)
             if group.node in self.plan.images:
-                balance = balance[slopes.shared]
-            value = self.live[group.value].rows(rows)
-            multiplier = self.live.given(group.name, value, slopes, balance, margin, step.live, place.layout)
-        if place.every is not None and slopes.shared is not None:  # from those of a cell to every row
-            values = multiplier.new_zeros(slopes.count).index_copy(0, slopes.shared, multiplier)
-            multiplier = values[place.every.to(multiplier.device)]
+                balance = balance[new.shared]
+            multiplier = self.live.given(new, self.live[group.value].rows(self._here(place.rows)), balance, margin)
+        if place.every is not None and new.shared is not None:  # from those of a cell to every row
+            values = multiplier.new_zeros(new.count).index_copy(0, new.shared, multiplier)
+            multiplier = values[self._here(place.every)]
         self.multipliers[group.name] = multiplier
 
-    def _multiplier(self, group: Group, slopes: Slopes) -> Tensor:
+    def _multiplier(self, group: Group, new: Neurons) -> Tensor:
         found = positive(self.given.extra[group.name]["log_multiplier"])
-        return found if slopes.shared is None else found[slopes.shared]
+        return found if new.shared is None else found[new.shared]
 
-    def _contracted(self, group: Group, frame: Frame, slopes: Slopes | None, multiplier: Tensor | None) -> Contracted:
-        """``(U, K)`` of a group; without slopes, of a head that others follow."""
-        return self.blueprint.contraction(
-            self._project(group, frame), self._extra(group), self._straight(group, slopes)
-        )
+    def _contracted(self, group: Group, frame: Frame, new: Neurons | None, multiplier: Tensor | None) -> Contracted:
+        """``(U, K)`` of a group; without neurons, of a head that others follow."""
+        contraction = self.blueprint.contraction
+        return contraction(self._project(group, frame), self._extra(group), self._straight(group, new))
 
-    def _straight(self, group: Group, slopes: Slopes | None) -> bool:
+    def _straight(self, group: Group, new: Neurons | None) -> bool:
         """Whether ``K`` is only divided by."""
-        rho = None if slopes is None else slopes.rho
+        rho = None if new is None else new.rho
         return group.name in self.plan.straight and isinstance(rho, float | int) and abs(rho) in (0, 1)
 
     def _headed(self, group: Group, frame: Frame) -> Tensor:
@@ -299,9 +258,7 @@ class Sweep:
 
     def _terms(self, group: Group) -> Iterable[tuple[FreeTerm, Tensor | None, Affine]]:
         for term, rows in zip(group.terms, self.plan.places[group.name].terms, strict=True):
-            node = self.graph[term.affine]
-            assert isinstance(node, Affine)
-            yield term, None if rows is None else rows.to(self.given.bound.device), node
+            yield term, self._here(rows), cast(Affine, self.graph[term.affine])
 
     def _split(self, group: Group, matrix: Callable[[Affine], Tensor]) -> list[Tensor]:
         """Columns of the terms' matrices by member, rows in the order of the group."""
@@ -339,20 +296,18 @@ class Sweep:
                 matrix = CirculantWeight(matrix, cells, node.spec, inputs, node.shape, like)
             self.weights[node.weight] = matrix
 
-    # -- output ------------------------------------------------------------------------------------------------------
-
-    def _given_output(self) -> tuple[Callable[[], Tensor], Layout, Callable[[], Tensor]]:
+    def _given_output(self) -> tuple[Layout, Callable[[], tuple[Tensor, Tensor]]]:
         gen = self.live[self.plan.output.value]
-        return gen.matrix, gen.layout, gen.magnitude
+        return gen.layout, lambda: (gen.matrix(), gen.magnitude())
 
-    def _heads(self) -> tuple[Callable[[], Tensor], Layout, Callable[[], Tensor]]:
-        """Choose the output's maps; ``F_y``, its layout, and what makes its magnitudes.
+    def _heads(self) -> tuple[Layout, Callable[[], tuple[Tensor, Tensor]]]:
+        """Choose the output's maps; the layout of the output, and what makes ``F_y`` and its magnitudes.
 
         With several heads, each but the last is a strict contraction that inflates what the others read: the stack of
         all has norm one at most. Heads that are bounded row by row do not see each other.
         """
-        groups, head = self.plan.heads, self.blueprint.head
-        cells = self.plan.places[groups[0].name].layout.cells
+        groups, head, places = self.plan.heads, self.blueprint.head, self.plan.places
+        cells = places[groups[0].name].layout.cells
         self.live.keep([m for g in groups for m in g.members])
         self.live.coarsen(cells)
         before, found = dict(self.live.live), {}
@@ -369,20 +324,14 @@ class Sweep:
                 self.live.observe(frame, strict, later)
             found[group.name] = (maps, [before[m] for m in group.members])
         if len(groups) == 1:
-            layout = self.plan.places[groups[0].name].layout
-            return lambda: matrix, layout, lambda: _magnitude(maps, frame.members, cells)
-        layout = Layout.of(self.graph[groups[0].value].shape, cells)
+            return places[groups[0].name].layout, lambda: (matrix, _magnitude(maps, frame.members, cells))
 
-        def generator() -> Tensor:
-            places = self.plan.places
+        def output() -> tuple[Tensor, Tensor]:
             gens = {n: transport(Maps(maps), read, places[n].layout) for n, (maps, read) in found.items()}
-            return self._joined(groups[0].node, gens).matrix()
+            sizes = torch.cat([_magnitude(*found[g.name], cells) for g in groups])
+            return self._joined(groups[0].node, gens).matrix(), sizes[self._order(groups)]
 
-        def magnitude() -> Tensor:
-            sizes = {n: _magnitude(maps, read, cells) for n, (maps, read) in found.items()}
-            return torch.cat([sizes[g.name] for g in groups])[self._order(groups)]
-
-        return generator, layout, magnitude
+        return Layout.of(self.graph[groups[0].value].shape, cells), output
 
 
 def _makes_vector(node: Any) -> bool:
@@ -394,7 +343,7 @@ def _magnitude(maps: Sequence[Tensor], members: Sequence[Generator], cells: Cell
     """``Σ_j |B_ij| s_j`` of output maps (k, d), or on a grid (f, k, d), and the members they read."""
     found = []
     for matrix, member in zip(maps, members, strict=True):
-        singular = any(isinstance(v, Square) and v.root.singular for v in member.blocks.values())
+        singular = any(isinstance(v, Square) and v.singular for v in member.blocks.values())
         # |w_i| changes by at most (|c| + r)|v_i|, and v_i = C_i F ξ with |C_i F| ≤ 1/(√2 r √Λ_i): (1 + |ρ|) times s.
         sized = matrix.detach() * (2 * member.size if singular else member.magnitude())
         if cells is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,10 +76,17 @@ class Builder:
         return Wire(wire.name, wire.shape, wire.parents, *viewed(wire.shape), role="order")
 
     def activate(self, name: str, source: str, module: nn.Module | None = None, path: str | None = None) -> str:
-        """Add a nonlinearity that suits its input."""
-        node = Activation(name, self.nodes[source].shape, (source,), module=module, path=path)
+        """Add a nonlinearity that suits its input; one number per sample becomes a vector for it."""
+        shape = self.nodes[source].shape
+        node = Activation(name, shape or (1,), (source,), module=module, path=path)
         self.suit(node)
-        return self.put(node)
+        if shape:
+            return self.put(node)
+        if activations.mixed(node.resolve(self.module), node.shape) is not None:
+            raise UnsupportedOpError(name, "it mixes the samples of a batch")
+        vector = self.view(self.unique(f"{name}__vector"), source, (1,))
+        self.put(dataclasses.replace(node, parents=(vector,)))
+        return self.view(self.unique(f"{name}__number"), name, ())
 
     def suit(self, node: Activation) -> None:
         """Refuse a nonlinearity without a law, or one that does not fit its input.

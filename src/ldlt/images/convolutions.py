@@ -28,15 +28,6 @@ from ldlt.images import grids
 from ldlt.images.grids import Fold, from_cells, impulses, phases, to_cells, transfer
 from ldlt.weights import ActingWeight
 
-__all__ = [
-    "CirculantWeight",
-    "CircularConv",
-    "FrozenSpec",
-    "Taps",
-    "node_cells",
-    "unrolls",
-]
-
 
 class Taps:
     """The transfer function of a convolution on one grid, as a function of its weight.
@@ -83,12 +74,15 @@ class Taps:
         return found[0] if self.cells is None else found
 
 
+def _biased(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
+
+
 class CirculantWeight(ActingWeight):
     """The explicit map of a convolution layer, which the layer's own forward function applies.
 
-    The normalised kernel is as large as the image, so it cannot stand in the layer as a weight of the same shape.
-    Whoever calls ``F.conv2d`` and the like with this tensor as the weight gets the explicit map, applied in the Fourier
-    domain; the layer's stride, padding and groups are part of the map already.
+    The normalised kernel is as large as the image: ``F.conv2d`` and the like apply it in the Fourier domain when they
+    get this tensor as the weight; the layer's stride, padding and groups are part of the map already.
 
     Args:
         spectrum: Transfer function (f, m_out, m_in), or a matrix (m_out, m_in) on a grid of one cell.
@@ -105,13 +99,7 @@ class CirculantWeight(ActingWeight):
         return super().__new__(cls, rest[-1].shape, rest[-1])  # type: ignore[return-value]
 
     def __init__(
-        self,
-        spectrum: Tensor,
-        cells: Cells,
-        spec: Spec,
-        inputs: tuple[int, ...],
-        outputs: tuple[int, ...],
-        like: Tensor,
+        self, spectrum: Tensor, cells: Cells, spec: Spec, inputs: tuple[int, ...], outputs: tuple[int, ...], _: Tensor
     ) -> None:
         super().__init__()
         self.spectrum, self.cells, self.spec, self.inputs, self.outputs = spectrum, cells, spec, inputs, outputs
@@ -123,8 +111,7 @@ class CirculantWeight(ActingWeight):
         """The layer's output (batch, *outputs) for x (batch, c_in, *spatial), padded or not."""
         if tuple(x.shape[1:]) != self.inputs:
             x = self.spec.crop(x, self.inputs[1:])
-        y = grids.apply(self.spectrum, x, self.cells, self.outputs)
-        return y if bias is None else y + bias.reshape(-1, *(1,) * self.spec.dims)
+        return _biased(grids.apply(self.spectrum, x, self.cells, self.outputs), bias)
 
     def on(self, cells: Cells) -> Tensor:
         """The transfer function on a coarser grid."""
@@ -157,22 +144,16 @@ class CirculantWeight(ActingWeight):
 
 @dataclass(frozen=True)
 class FrozenSpec:
-    """A frozen convolution (:class:`CircularConv`): its weight is the kernel ``K`` (m_out, m_in, *cells).
+    """A frozen convolution (:class:`CircularConv`): its weight is the kernel ``K`` (m_out, m_in, *cells)."""
 
-    Attributes:
-        inputs: Shape (c_in, *spatial).
-        outputs: Shape (c_out, *spatial).
-    """
-
-    inputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # shape (c_in, *spatial)
     outputs: tuple[int, ...]
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """What the layer computes for x (batch, c_in, *spatial)."""
         grid = tuple(weight.shape[2:])
         cells = grid if math.prod(grid) > 1 else None
-        y = grids.apply(transfer(weight, cells).contiguous(), x, cells, self.outputs)
-        return y if bias is None else y + bias.reshape(-1, *(1,) * len(grid))
+        return _biased(grids.apply(transfer(weight, cells).contiguous(), x, cells, self.outputs), bias)
 
     def unrolled(self, weight: Tensor, inputs: tuple[int, ...], exact: bool = False) -> Tensor:
         """The matrix (features of the output, features of the input); every entry is one of the weight's."""
@@ -187,21 +168,13 @@ class FrozenSpec:
 
 
 def unrolls(outputs: int, inputs: int, cells: tuple[int, ...]) -> bool:
-    """Whether a kernel is applied as the unrolled matrix, which is faster while it is small, or in the Fourier domain.
-
-    Args:
-        outputs: Local features of a cell of the output.
-        inputs: Local features of a cell of the input.
-        cells: Number of cells along each dimension.
+    """Whether a kernel (outputs, inputs, *cells) is applied as the unrolled matrix, which is faster while it is small.
 
     Example:
         >>> unrolls(4, 4, (4, 4)), unrolls(64, 64, (16, 16))
         (True, False)
     """
-    return outputs * inputs * math.prod(cells) ** 2 <= _LARGEST
-
-
-_LARGEST = 1 << 19  # entries of a matrix
+    return outputs * inputs * math.prod(cells) ** 2 <= 1 << 19  # entries
 
 
 class CircularConv(nn.Module):
@@ -267,8 +240,7 @@ class CircularConv(nn.Module):
             )
         if not self.unrolled or (torch.is_grad_enabled() and self.weight.requires_grad):
             return self.spec.run(x, self.weight, self.bias)
-        y = grids.apply(self.matrix(), x, None, self.outputs)
-        return y if self.bias is None else y + self.bias.reshape(-1, *(1,) * (len(self.outputs) - 1))
+        return _biased(grids.apply(self.matrix(), x, None, self.outputs), self.bias)
 
     def extra_repr(self) -> str:
         """Shapes."""

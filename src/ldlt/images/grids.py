@@ -27,26 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ldlt.graph.convolution import Cells, meet, natural
-
-__all__ = [
-    "Cells",
-    "Fold",
-    "Layout",
-    "apply",
-    "cell_rows",
-    "from_cells",
-    "impulses",
-    "kernel",
-    "local",
-    "meet",
-    "natural",
-    "operator_norm",
-    "phases",
-    "row_norms",
-    "to_cells",
-    "transfer",
-]
+from ldlt.graph.convolution import Cells
 
 
 def phases(shape: tuple[int, ...], cells: Cells) -> tuple[int, ...]:
@@ -92,12 +73,8 @@ def cell_rows(shape: tuple[int, ...], cells: Cells) -> tuple[Tensor, Tensor]:
     if cells is None:
         return torch.zeros(count, dtype=torch.long), torch.arange(count)
     labels = to_cells(torch.arange(count).reshape(1, *shape), cells).reshape(local(shape, cells), -1)
-    place = torch.empty(count, dtype=torch.long)
-    where = torch.empty(count, dtype=torch.long)
-    rows, columns = torch.meshgrid(torch.arange(labels.shape[0]), torch.arange(labels.shape[1]), indexing="ij")
-    place[labels.reshape(-1)] = columns.reshape(-1)
-    where[labels.reshape(-1)] = rows.reshape(-1)
-    return place, where
+    order = labels.reshape(-1).argsort()  # of the features among (local feature, cell)
+    return order % labels.shape[1], order // labels.shape[1]
 
 
 def transfer(kernels: Tensor, cells: Cells) -> Tensor:
@@ -124,11 +101,6 @@ def apply(spectrum: Tensor, x: Tensor, cells: Cells, shape: tuple[int, ...]) -> 
     return from_cells(y, shape)
 
 
-def _signals(frequencies: Tensor, cells: tuple[int, ...]) -> Tensor:
-    """Signals (b, m, *cells) of frequencies (f, b, m)."""
-    return kernel(frequencies, cells)
-
-
 class _Apply(torch.autograd.Function):
     """``x (b, m, *cells), T (f, n, m) -> y (b, n, *cells), x̂ (f, b, m)``.
 
@@ -142,7 +114,7 @@ class _Apply(torch.autograd.Function):
     def forward(x: Tensor, spectrum: Tensor) -> tuple[Tensor, Tensor]:
         cells = tuple(x.shape[2:])
         frequencies = transfer(x, cells).contiguous()
-        return _signals(frequencies @ spectrum.mT, cells), frequencies
+        return kernel(frequencies @ spectrum.mT, cells), frequencies
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -164,7 +136,7 @@ class _Apply(torch.autograd.Function):
             back = back.contiguous()
         grad_x = grad_spectrum = None
         if ctx.needs_input_grad[0]:
-            grad_x = _signals(back @ spectrum.conj(), cells)
+            grad_x = kernel(back @ spectrum.conj(), cells)
         if ctx.needs_input_grad[1]:
             weights = _weights(cells).to(grad.device, grad.dtype)[:, None, None]
             grad_spectrum = weights * (back.mT @ frequencies.conj())
@@ -218,14 +190,7 @@ def _unfold_index(fine: int, coarse: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Fold:
-    """From a fine grid to a coarser one.
-
-    A cell of the coarse grid consists of ``P = Π s_i`` fine ones, ``s_i = fine_i / coarse_i``.
-
-    Attributes:
-        fine: The fine grid.
-        coarse: The coarse one.
-    """
+    """From a fine grid to a coarser one, of whose cells each consists of ``P = Π s_i``, ``s_i = fine_i / coarse_i``."""
 
     fine: tuple[int, ...]
     coarse: Cells
@@ -261,16 +226,12 @@ class Fold:
         a, b = kernels.shape[:2]
         found = self._gather(kernels, slice(None)).reshape(a, self.factor, b * self.factor, *self._target)
         split = found.reshape(-1, *rows, *self.ratio, b * self.factor, *self._target)
-        split = _interleave(split, 0, rows, self.ratio).reshape(
-            a * self.factor, -1, *columns, *self.ratio, *self._target
-        )
+        split = _interleave(split, 0, rows, self.ratio)
+        split = split.reshape(a * self.factor, -1, *columns, *self.ratio, *self._target)
         return _interleave(split, 1, columns, self.ratio)
 
     def columns(self, spectrum: Tensor, parts: tuple[int, ...]) -> Tensor:
-        """An operator from fine signals to one value per *coarse* cell, (f, a, b) to (F, a, bP).
-
-        Such an operator is a fine convolution of which only the first phase is kept; (f, a, b) is that convolution.
-        """
+        """A fine convolution (f, a, b) of which one value per *coarse* cell is kept, the first phase, to (F, a, bP)."""
         found = self._gather(kernel(spectrum, self.fine), slice(0, 1))
         a = spectrum.shape[-2]
         split = found.reshape(a, -1, *parts, *self.ratio, *self._target)
@@ -311,29 +272,16 @@ class Fold:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the features of a tensor lie on a grid.
+    """How the features of a tensor lie on a grid."""
 
-    Attributes:
-        cells: The grid; None for the dense representation.
-        parts: Pixels of a cell along each dimension (the phases of the local features); empty if dense.
-        features: Number of local features.
-    """
-
-    cells: Cells
-    parts: tuple[int, ...]
-    features: int
+    cells: Cells  # None for the dense representation
+    parts: tuple[int, ...]  # pixels of a cell along each dimension (phases of the local features); empty if dense
+    features: int  # number of local features
 
     @classmethod
     def of(cls, shape: tuple[int, ...], cells: Cells) -> Layout:
         """The layout of a tensor (c, *spatial), or of any tensor on a grid of one cell."""
-        return (
-            cls(None, (), math.prod(shape)) if cells is None else cls(cells, phases(shape, cells), local(shape, cells))
-        )
-
-    @property
-    def frequencies(self) -> int | None:
-        """``f``; None on a grid of one cell, where matrices have no leading dimension."""
-        return None if self.cells is None else math.prod(self.cells[:-1]) * (self.cells[-1] // 2 + 1)
+        return cls(cells, () if cells is None else phases(shape, cells), local(shape, cells))
 
     def of_count(self, count: int) -> Layout:
         """So many features in no particular order on the same grid."""
@@ -342,9 +290,10 @@ class Layout:
     def diagonal(self, values: Tensor) -> Tensor:
         """A diagonal matrix, the same at all frequencies."""
         found = torch.diag_embed(values)
-        return (
-            found if self.frequencies is None else found.to(found.dtype.to_complex()).expand(self.frequencies, -1, -1)
-        )
+        if self.cells is None:
+            return found
+        frequencies = math.prod(self.cells[:-1]) * (self.cells[-1] // 2 + 1)
+        return found.to(found.dtype.to_complex()).expand(frequencies, -1, -1)
 
     def folded(self, fold: Fold) -> Layout:
         """The layout on the coarser grid."""
@@ -359,6 +308,5 @@ def _interleave(x: Tensor, dim: int, parts: tuple[int, ...], ratio: tuple[int, .
     d = len(parts)
     start = dim + 1
     inner = [i for j in range(d) for i in (start + d + j, start + j)]
-    order = [*range(start), *inner, *range(start + 2 * d, x.ndim)]
-    moved = x.permute(order)
+    moved = x.permute([*range(start), *inner, *range(start + 2 * d, x.ndim)])
     return moved.reshape(*x.shape[:dim], -1, *x.shape[start + 2 * d :])

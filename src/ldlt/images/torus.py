@@ -496,7 +496,7 @@ class _Placing:
             return
         assert isinstance(node, Affine | Wire)
         same = len(node.shape) > self.dims and not flat
-        if isinstance(node, Wire) and same and math.prod(node.shape[-self.dims :]) == 1 < math.prod(parents[0].window):
+        if isinstance(node, Wire) and node.role == "linear" and same and math.prod(node.shape[-self.dims :]) == 1 < math.prod(parents[0].window):
             same = False  # a mean over all positions leaves the torus, which need not be divisible by the image
         if isinstance(node, Wire) and node.role == "order":
             image = self._image(node.parents[0])

@@ -5,8 +5,7 @@ r"""The form every family shares: one affine map, one activation, at most one ma
     f(x) = s\,x + R\,\sigma(P x + b), \qquad s \in \{0, 1\},
 
 where the *explicit* weights :math:`(P, b, R)` are a pure function of the free parameters of the layer.
-Families differ in that function alone, so :class:`Layer` holds everything else: the forward pass, the plain
-module that a layer freezes to, the checks.
+Families differ in that function alone, so :class:`Layer` holds everything else.
 
 **Certificate.** For an activation with slopes in :math:`[0, 1]` the layer is 1-Lipschitz if for some diagonal
 :math:`\Lambda \succ 0` (:meth:`Layer.multiplier`), for all :math:`x, w`,
@@ -21,29 +20,29 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from numbers import Integral
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ldlt.check import choice, whole
 from ldlt.errors import OptionError, ShapeError
 
-__all__ = ["ACTIVATIONS", "Explicit", "Layer", "MaxMin", "Skip", "plain_linear", "positive", "raise_zeros", "uniform"]
+__all__ = ["ACTIVATIONS", "Explicit", "Layer", "MaxMin", "check_input", "plain_linear", "raise_zeros", "uniform"]
 
 
 class MaxMin(nn.Module):
-    """Pairs feature i with feature i + n/2 and returns the larger, then the smaller of each pair.
+    """Each pair of neighbouring features as its maximum and minimum, ``(..., n)`` with n even.
 
     It only permutes its input, so it is 1-Lipschitz jointly, but it is not elementwise: families whose
     certificate needs slopes in [0, 1] refuse it. (Anil, Lucas & Grosse 2019; Chernodub & Nowicki 2016.)
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sort the pairs of ``x``, shape ``(..., n)`` with n even."""
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((torch.maximum(first, second), torch.minimum(first, second)), dim=-1)
+        """Sort the pairs of ``x``."""
+        first, second = x[..., ::2], x[..., 1::2]
+        return torch.stack((torch.maximum(first, second), torch.minimum(first, second)), -1).flatten(-2)
 
 
 class Skip(nn.Module):
@@ -87,23 +86,11 @@ def raise_zeros(t: Tensor) -> Tensor:
     """Replace entries of ``t >= 0`` that are zero, or too small to be accurate, by one.
 
     Every divisor of this package is an upper bound that may be raised without harm: if ``W'W ⪯ diag(t)``, the
-    same holds for every larger t. Raising a vanishing divisor therefore keeps the certificate exactly, and an
-    all-zero weight maps to zero with a finite gradient. (Adding an epsilon to a *factor* instead would break
-    the bound.)
+    same holds for every larger t. So the certificate stays exact, and an all-zero weight maps to zero with a finite
+    gradient. (Adding an epsilon to a *factor* instead would break the bound.)
     """
     info = torch.finfo(t.dtype)
     return torch.where(t > info.tiny / info.eps, t, torch.ones_like(t))
-
-
-def positive(name: str, size: int) -> int:
-    """Return a width as an ``int``.
-
-    Raises:
-        ShapeError: If it is not a positive integer.
-    """
-    if not isinstance(size, Integral) or int(size) < 1:
-        raise ShapeError(f"{name} must be a positive integer, got {size!r}")
-    return int(size)
 
 
 class Layer(nn.Module):
@@ -117,10 +104,6 @@ class Layer(nn.Module):
         in_features: Width of the input.
         neurons: Number of activations. It is the width of the output too, unless the layer is residual.
         activation: A key of :data:`ACTIVATIONS`.
-
-    Raises:
-        ShapeError: If a width is not a positive integer, or odd and meant for MaxMin.
-        OptionError: If the activation is unknown or outside the certificate of the family.
     """
 
     residual: bool = False
@@ -134,17 +117,13 @@ class Layer(nn.Module):
 
     def __init__(self, in_features: int, neurons: int, activation: str = "relu") -> None:
         super().__init__()
-        in_features = positive("in_features", in_features)
-        neurons = positive("neurons", neurons)
-        if activation not in ACTIVATIONS:
-            raise OptionError(f"unknown activation {activation!r}; choose one of {sorted(ACTIVATIONS)}")
-        if activation == "maxmin":
+        self.in_features = whole("in_features", in_features, error=ShapeError)
+        self.neurons = whole("neurons", neurons, error=ShapeError)
+        if choice("activation", activation, ACTIVATIONS) == "maxmin":
             if self.elementwise:
                 raise OptionError(f"{type(self).__name__} needs an elementwise activation with slopes in [0, 1]")
             if neurons % 2:
                 raise ShapeError(f"MaxMin needs an even number of neurons, got {neurons}")
-        self.in_features = in_features
-        self.neurons = neurons
         self.out_features = in_features if self.residual else neurons
         self.activation = ACTIVATIONS[activation]()
 
@@ -153,21 +132,15 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def multiplier(self) -> Tensor:
-        """Diagonal of a Λ with which the certificate of this module holds, shape ``(neurons,)``.
+        """Diagonal of a Λ with which the certificate holds for elementwise activations, shape ``(neurons,)``.
 
-        It speaks of elementwise activations. For a layer σ(Px + b) with ``‖P‖ <= 1`` this is the identity:
-        ``Q = ‖x‖² + ‖w‖² − 2 w'Px``.
+        For a layer σ(Px + b) with ``‖P‖ <= 1`` this is the identity: ``Q = ‖x‖² + ‖w‖² − 2 w'Px``.
         """
         return torch.ones_like(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer to ``x`` of shape ``(..., in_features)``.
-
-        Raises:
-            ShapeError: If the last axis of ``x`` has another length.
-        """
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
-            raise ShapeError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
+        """Apply the layer to ``x`` of shape ``(..., in_features)``."""
+        check_input(x, self.in_features)
         y = self.branch(x)
         return x + y if self.residual else y
 
@@ -178,10 +151,7 @@ class Layer(nn.Module):
         return y if outer is None else F.linear(y, outer)
 
     def freeze(self) -> nn.Sequential:
-        """Return a plain module of ``torch.nn`` layers that computes the same function.
-
-        Its weights are copies of the present explicit weights and do not require gradients.
-        """
+        """Return plain ``torch.nn`` layers with copies of the explicit weights: the same function."""
         inner, bias, outer = self.explicit()
         modules: list[nn.Module] = [plain_linear(inner, bias)]
         if not isinstance(self.activation, nn.Identity):
@@ -196,13 +166,18 @@ class Layer(nn.Module):
         return f"in_features={self.in_features}, neurons={self.neurons}, out_features={self.out_features}"
 
 
+def check_input(x: Tensor, features: int) -> None:
+    """Refuse inputs whose last axis has another length."""
+    if x.shape[-1:] != (features,):
+        raise ShapeError(f"expected an input of shape (..., {features}), got {tuple(x.shape)}")
+
+
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Build an ``nn.Linear`` with these weights; draws no random numbers."""
-    out_features, in_features = weight.shape
-    linear = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            setattr(linear, name, nn.Parameter(value.detach().clone(), requires_grad=False))
     return linear
 
 

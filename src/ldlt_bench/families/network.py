@@ -10,7 +10,6 @@ and :math:`\ell` is the only place where a constant enters: it multiplies the in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -18,17 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ldlt.errors import BoundError, OptionError, ShapeError
-from ldlt_bench.families.aol import AOL
-from ldlt_bench.families.cpl import CPL
-from ldlt_bench.families.head import RowsHead, pair_constants
-from ldlt_bench.families.layer import Explicit, Layer, plain_linear, positive
-from ldlt_bench.families.orthogonal import Orthogonal
-from ldlt_bench.families.sandwich import Sandwich, SandwichOutput
-from ldlt_bench.families.sll import SLL
-from ldlt_bench.families.spectral import Spectral
+from ldlt.check import choice, positive, whole
+from ldlt.errors import BoundError, ShapeError
+from ldlt_bench.families.cayley import Orthogonal, Sandwich, SandwichOutput
+from ldlt_bench.families.layer import Explicit, Layer, check_input, plain_linear
+from ldlt_bench.families.normalised import AOL, RowsHead, Spectral, pair_constants
+from ldlt_bench.families.potential import CPL, SLL
 
-__all__ = ["FAMILIES", "HEADS", "Embed", "FamilyNetwork"]
+__all__ = ["FAMILIES", "HEADS", "FamilyNetwork"]
 
 FAMILIES: dict[str, type[Layer]] = {
     "aol": AOL,
@@ -40,14 +36,7 @@ FAMILIES: dict[str, type[Layer]] = {
 }
 """Layer of every family, by name; each is called as ``layer(in_features, neurons, activation)``."""
 
-JOINT_HEADS: dict[str, type[Layer]] = {
-    "aol": AOL,
-    "orthogonal": Orthogonal,
-    "sandwich": SandwichOutput,
-    "sll": AOL,
-    "cpl": Spectral,
-    "spectral": Spectral,
-}
+JOINT_HEADS = FAMILIES | {"sandwich": SandwichOutput, "sll": AOL, "cpl": Spectral}
 """Linear map of norm at most one for every family: its own, or its normalisation if it has skips only."""
 
 HEADS = ("rows", "joint")
@@ -55,12 +44,7 @@ HEADS = ("rows", "joint")
 
 
 class Embed(nn.Module):
-    """``x -> [scale x; 0]``: multiplies by a constant and appends zeros.
-
-    Args:
-        scale: Factor.
-        padding: Number of zeros appended to the last axis.
-    """
+    """``x -> [scale x; 0]``: multiplies by a constant and appends ``padding`` zeros to the last axis."""
 
     def __init__(self, scale: float, padding: int) -> None:
         super().__init__()
@@ -71,10 +55,6 @@ class Embed(nn.Module):
         """Scale and pad ``x``, shape ``(..., n)``."""
         y = x * self.scale
         return F.pad(y, (0, self.padding)) if self.padding else y
-
-    def extra_repr(self) -> str:
-        """Arguments, for ``print``."""
-        return f"scale={self.scale}, padding={self.padding}"
 
 
 class FamilyNetwork(nn.Module):
@@ -99,11 +79,6 @@ class FamilyNetwork(nn.Module):
         head: ``"rows"`` or ``"joint"``.
         activation: A key of ``ACTIVATIONS``.
 
-    Raises:
-        OptionError: If family, head or activation is unknown, or not certified together.
-        ShapeError: If a width is not a positive integer or there is no hidden layer.
-        BoundError: If the bound is not a positive finite number.
-
     Example:
         >>> net = FamilyNetwork("sll", 4, (16, 16), 3, bound=2.0, head="joint")
         >>> net(torch.randn(5, 4)).shape, net.bound
@@ -122,24 +97,19 @@ class FamilyNetwork(nn.Module):
         activation: str = "relu",
     ) -> None:
         super().__init__()
-        if family not in FAMILIES:
-            raise OptionError(f"unknown family {family!r}; choose one of {sorted(FAMILIES)}")
-        if head not in HEADS:
-            raise OptionError(f"unknown head {head!r}; choose one of {list(HEADS)}")
-        if not (isinstance(bound, int | float) and math.isfinite(bound) and bound > 0):
-            raise BoundError(f"bound must be a positive finite number, got {bound!r}")
+        choice("family", family, FAMILIES)
+        choice("head", head, HEADS)
         if len(hidden) == 0:
             raise ShapeError("hidden must name at least one layer")
-        in_features = positive("in_features", in_features)
-        out_features = positive("out_features", out_features)
-        hidden = [positive("hidden", neurons) for neurons in hidden]
+        whole("in_features", in_features, error=ShapeError)
+        whole("hidden", hidden[0], error=ShapeError)
         layer = FAMILIES[family]
         width = max(in_features, hidden[0]) if layer.residual else in_features
         self.family = family
         self.head_kind = head
         self.in_features = in_features
         self.out_features = out_features
-        self.scale = float(bound)
+        self.scale = positive("bound", bound, BoundError)
         self.embed = Embed(self.scale, width - in_features)
         layers: list[Layer] = []
         for neurons in hidden:
@@ -151,13 +121,8 @@ class FamilyNetwork(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x`` of shape ``(..., in_features)`` to ``(..., out_features)``.
-
-        Raises:
-            ShapeError: If the last axis of ``x`` has another length.
-        """
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
-            raise ShapeError(f"expected an input of shape (..., {self.in_features}), got {tuple(x.shape)}")
+        """Map ``x`` of shape ``(..., in_features)`` to ``(..., out_features)``."""
+        check_input(x, self.in_features)
         x = self.embed(x)
         for part in self.parts():
             x = part(x)
@@ -191,11 +156,10 @@ class FamilyNetwork(nn.Module):
         return self.scale * (pair_constants(weight.double()) + rounding)
 
     def freeze(self) -> nn.Sequential:
-        """Return a plain sequential network that computes the same function, for inference.
+        """Return a plain sequential network with copies of the weights that computes the same function.
 
         Neighbouring linear maps are multiplied out (in float64), so a Sandwich network becomes an ordinary
-        chain of ``nn.Linear`` and activations, and a scale without padding goes into the first of them. The
-        weights are copies and do not require gradients.
+        chain of ``nn.Linear`` and activations, and a scale without padding goes into the first of them.
         """
         modules: list[nn.Module] = []
         if self.scale != 1.0 or self.embed.padding:
@@ -222,11 +186,9 @@ def _append(modules: list[nn.Module], module: nn.Module) -> None:
 
 
 def _product(second: nn.Linear, first: nn.Linear) -> nn.Linear:
-    """Compose two linear modules into one."""
-    dtype = second.weight.dtype
-    weight = second.weight.double()
-    bias: Tensor | None = second.bias
-    if first.bias is not None:
-        shift = weight @ first.bias.double()
-        bias = (shift if bias is None else shift + bias.double()).to(dtype)
-    return plain_linear((weight @ first.weight.double()).to(dtype), bias)
+    """Compose two linear modules into one, in float64."""
+    weight, dtype = second.weight.double(), second.weight.dtype
+    biases = [] if second.bias is None else [second.bias.double()]
+    biases += [] if first.bias is None else [weight @ first.bias.double()]
+    product = (weight @ first.weight.double()).to(dtype)
+    return plain_linear(product, torch.stack(biases).sum(0).to(dtype) if biases else None)

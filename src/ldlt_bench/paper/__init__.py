@@ -17,12 +17,11 @@ use it, covers any acyclic graph, and is faster.
 from __future__ import annotations
 
 from ldlt.block_ldlt import BlockFactors, block_ldlt
-from ldlt_bench.paper.as_printed import AsPrintedResidual, AsPrintedWarning, as_printed_block, printed_last_pivot
+from ldlt_bench.paper.as_printed import AsPrintedResidual, AsPrintedWarning, as_printed_block
 from ldlt_bench.paper.block import ResidualBlock
 from ldlt_bench.paper.corrected import corrected_block
 from ldlt_bench.paper.erratum import ScalarCounterexample, SteepestPair, scalar_counterexample, violation
-from ldlt_bench.paper.factors import closed_form_factors
-from ldlt_bench.paper.figures import b_structure, factor_structure
+from ldlt_bench.paper.factors import closed_form_factors, printed_last_pivot
 
 __all__ = [
     "AsPrintedResidual",
@@ -32,11 +31,9 @@ __all__ = [
     "ScalarCounterexample",
     "SteepestPair",
     "as_printed_block",
-    "b_structure",
     "block_ldlt",
     "closed_form_factors",
     "corrected_block",
-    "factor_structure",
     "printed_last_pivot",
     "scalar_counterexample",
     "violation",

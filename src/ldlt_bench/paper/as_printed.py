@@ -14,12 +14,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ldlt.errors import BoundError, OptionError, ShapeError
+from ldlt.check import choice, positive
+from ldlt.errors import BoundError, ShapeError
 from ldlt_bench.paper.block import ResidualBlock
-from ldlt_bench.paper.factors import closed_form_factors
 from ldlt_bench.paper.roots import Alpha, Root, alpha_values, check_chain, contraction, left_solve
 
-__all__ = ["AsPrintedResidual", "AsPrintedWarning", "PrintedForm", "as_printed_block", "printed_last_pivot"]
+__all__ = ["AsPrintedResidual", "AsPrintedWarning", "PrintedForm", "as_printed_block"]
 
 PrintedForm = Literal["symmetric", "cholesky", "scalar"]
 
@@ -72,10 +72,8 @@ def as_printed_block(
         LdltError: If an argument is out of its range or does not fit the others.
     """
     check_chain(W_A, W, W_B)
-    if form not in get_args(PrintedForm):
-        raise OptionError(f"form '{form}' is not one of {get_args(PrintedForm)}")
-    if not (math.isfinite(bound) and bound > 0):
-        raise BoundError(f"the bound must be positive and finite, not {bound}")
+    choice("form", form, get_args(PrintedForm))
+    positive("bound", bound, BoundError)
     kind: Root = "symmetric" if form == "symmetric" else "cholesky"
     alphas = alpha_values(alpha, len(W) + 2, W_A)
 
@@ -102,36 +100,11 @@ def as_printed_block(
     return ResidualBlock(A, B, tuple(C), ones, ((0.0, 1.0),) * len(W), bound)
 
 
-def printed_last_pivot(block: ResidualBlock) -> Tensor:
-    r"""The last pivot :math:`D_{n+1}` as printed, that is, without the cross terms.
-
-    .. math::
-        2\Lambda_n - B^\top B - B^\top A \Sigma A^\top B - s_n^2 \Lambda_n C_n D_n^{-1} C_n^\top \Lambda_n .
-
-    The difference to ``closed_form_factors(block).D[-1]`` is :math:`B^\top F + F^\top B`.
-
-    Args:
-        block: Any residual block.
-
-    Returns:
-        Symmetric matrix, shape ``(d_n, d_n)``.
-    """
-    gamma = torch.eye(block.sizes[0], dtype=block.A.dtype, device=block.A.device)
-    factors = closed_form_factors(block)
-    for pivot, weight, diagonal, (low, high) in zip(
-        factors.D[:-1], block.C, block.multipliers, block.slopes, strict=True
-    ):
-        gamma = (high + low) * gamma @ torch.linalg.solve(pivot, weight.mT * diagonal)
-    cross = block.B.mT @ block.A @ gamma
-    return factors.D[-1] + cross + cross.mT
-
-
 class AsPrintedResidual(nn.Module):
     r"""Trainable residual block as printed in the paper. It does **not** obey its bound.
 
-    Free parameters are turned into explicit weights by :func:`as_printed_block` at every call; the scalars
-    :math:`\alpha` are trained through their logarithms, the activation is ReLU. The roots have derivatives
-    without poles, so training is well behaved; what fails is the claim.
+    :func:`as_printed_block` turns free parameters into explicit weights at every call; the scalars
+    :math:`\alpha` are trained through their logarithms, the activation is ReLU.
 
     Args:
         in_features: Size ``d_0`` of the input.
@@ -139,17 +112,10 @@ class AsPrintedResidual(nn.Module):
         out_features: Size of the output.
         bound: The Lipschitz bound that the paper claims for it.
         form: Variant of the construction, see :func:`as_printed_block`.
-        device: Device of the parameters.
         dtype: Floating point type of the parameters.
-
-    Attributes:
-        certified: Always ``False``.
 
     Warns:
         AsPrintedWarning: On construction, since the network is not Lipschitz with its bound.
-
-    Raises:
-        LdltError: If an argument is out of its range or does not fit the others.
     """
 
     certified: bool = False
@@ -162,45 +128,29 @@ class AsPrintedResidual(nn.Module):
         bound: float = 1.0,
         *,
         form: PrintedForm = "symmetric",
-        device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         sizes = [in_features, *hidden]
         if not hidden or min(*sizes, out_features) < 1:
             raise ShapeError(f"sizes {in_features}, {list(hidden)}, {out_features} do not form a residual block")
-        if form not in get_args(PrintedForm):
-            raise OptionError(f"form '{form}' is not one of {get_args(PrintedForm)}")
-        if not (math.isfinite(bound) and bound > 0):
-            raise BoundError(f"the bound must be positive and finite, not {bound}")
+        self.form: PrintedForm = choice("form", form, get_args(PrintedForm))
+        self.bound = positive("bound", bound, BoundError)
         warnings.warn(
             "AsPrintedResidual follows the paper to the letter and is therefore NOT Lipschitz with its "
             "bound; use it for comparison only and see erratum 1 in docs/errata.md",
             AsPrintedWarning,
             stacklevel=2,
         )
-        self.in_features = in_features
-        self.hidden = tuple(hidden)
-        self.out_features = out_features
-        self.bound = float(bound)
-        self.form: PrintedForm = form
 
-        def empty(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
+        def matrix(rows: int, columns: int) -> nn.Parameter:
+            return nn.Parameter(nn.init.xavier_normal_(torch.empty(rows, columns, dtype=dtype)))
 
-        self.W_A = empty(out_features, in_features)
-        self.W = nn.ParameterList([empty(q, p) for p, q in zip(sizes, hidden, strict=False)])
-        self.W_B = empty(out_features, sizes[-1])
-        self.log_alpha = empty(len(sizes) + 1)
-        self.biases = nn.ParameterList([empty(q) for q in hidden])
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the free matrices at random and set every alpha to one and every bias to zero."""
-        for matrix in (self.W_A, *self.W, self.W_B):
-            nn.init.xavier_normal_(matrix)
-        for vector in (self.log_alpha, *self.biases):
-            nn.init.zeros_(vector)
+        self.W_A = matrix(out_features, in_features)
+        self.W = nn.ParameterList([matrix(q, p) for p, q in zip(sizes, hidden, strict=False)])
+        self.W_B = matrix(out_features, sizes[-1])
+        self.log_alpha = nn.Parameter(torch.zeros(len(sizes) + 1, dtype=dtype))
+        self.biases = nn.ParameterList([nn.Parameter(torch.zeros(q, dtype=dtype)) for q in hidden])
 
     def explicit(self) -> ResidualBlock:
         """Explicit weights as a differentiable function of the free parameters."""
@@ -211,10 +161,3 @@ class AsPrintedResidual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Evaluate the block on inputs of shape ``(..., in_features)``."""
         return self.explicit().forward(x, torch.relu, list(self.biases))
-
-    def extra_repr(self) -> str:
-        """Sizes, claimed bound and form."""
-        return (
-            f"{self.in_features}, {list(self.hidden)}, {self.out_features}, claimed_bound={self.bound}, "
-            f"form='{self.form}', certified=False"
-        )

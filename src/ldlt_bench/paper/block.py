@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ldlt.check import positive
 from ldlt.errors import BoundError, ShapeError, SlopeError
-from ldlt_bench.paper.roots import check_multipliers
+from ldlt_bench.paper.roots import check_chain, check_multipliers
 
 __all__ = ["ResidualBlock"]
 
@@ -57,40 +58,19 @@ class ResidualBlock:
     def __post_init__(self) -> None:
         for name in ("C", "multipliers", "slopes"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._check_shapes()
-        for j, (low, high) in enumerate(self.slopes):
-            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-                raise SlopeError(f"slopes[{j}] = {(low, high)} is not a finite interval (m, L) with m <= L")
-        if not (math.isfinite(self.bound) and self.bound > 0):
-            raise BoundError(f"the bound must be positive and finite, not {self.bound}")
-        check_multipliers(self.C, self.multipliers)
-
-    def _check_shapes(self) -> None:
-        depth = len(self.C)
-        if depth == 0:
-            raise ShapeError("a residual block needs at least one hidden map")
-        if len(self.multipliers) != depth or len(self.slopes) != depth:
-            raise ShapeError(
-                f"{depth} hidden maps need as many multipliers and slopes, "
-                f"not {len(self.multipliers)} and {len(self.slopes)}"
-            )
-        for name, matrix in [("A", self.A), ("B", self.B), *((f"C[{j}]", c) for j, c in enumerate(self.C))]:
-            if matrix.dim() != 2:
-                raise ShapeError(f"{name} must be a matrix, not of shape {tuple(matrix.shape)}")
-        width = self.A.shape[1]
-        for j, weight in enumerate(self.C):
-            if weight.shape[1] != width:
-                raise ShapeError(f"C[{j}] has {weight.shape[1]} columns, but its input has {width} entries")
-            width = weight.shape[0]
-        if self.B.shape != (self.A.shape[0], width):
-            raise ShapeError(f"B has shape {tuple(self.B.shape)}, expected {(self.A.shape[0], width)}")
+        check_chain(self.A, self.C, self.B)
+        if not len(self.multipliers) == len(self.slopes) == len(self.C):
+            raise ShapeError(f"{len(self.C)} hidden maps need as many multipliers and intervals of slopes")
         if not self.A.is_floating_point():
             raise ShapeError(f"weights must be real floating point, not {self.A.dtype}")
         for tensor in (self.B, *self.C, *self.multipliers):
-            if tensor.dtype != self.A.dtype or tensor.device != self.A.device:
-                raise ShapeError(
-                    f"mixed tensors: {tensor.dtype} on {tensor.device} and {self.A.dtype} on {self.A.device}"
-                )
+            if (tensor.dtype, tensor.device) != (self.A.dtype, self.A.device):
+                raise ShapeError(f"mixed tensors: {tensor.dtype} on {tensor.device}, {self.A.dtype} on {self.A.device}")
+        for low, high in self.slopes:
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise SlopeError(f"slopes {(low, high)} are not a finite interval (m, L) with m <= L")
+        positive("bound", self.bound, BoundError)
+        check_multipliers(self.C, self.multipliers)
 
     @property
     def depth(self) -> int:
@@ -119,22 +99,18 @@ class ResidualBlock:
         Returns:
             Dense symmetric matrix, shape ``(sum(sizes), sum(sizes))``, in the dtype of the weights.
         """
-        count = self.depth + 1
-        eye = torch.eye(self.sizes[0], dtype=self.A.dtype, device=self.A.device)
+        last = self.depth
         rows = [[self.A.new_zeros(p, q) for q in self.sizes] for p in self.sizes]
-        rows[0][0] = rows[0][0] + self.bound**2 * eye - self.A.mT @ self.A
+        rows[0][0] = self.bound**2 * torch.eye(self.sizes[0]).to(self.A) - self.A.mT @ self.A
         for j, (weight, diagonal, (low, high)) in enumerate(zip(self.C, self.multipliers, self.slopes, strict=True)):
-            scaled = diagonal.unsqueeze(-1) * weight
+            scaled = diagonal[:, None] * weight
             rows[j][j] = rows[j][j] + 2 * high * low * (weight.mT @ scaled)
             rows[j + 1][j] = rows[j + 1][j] - (high + low) * scaled
-            rows[j + 1][j + 1] = rows[j + 1][j + 1] + 2 * torch.diag(diagonal)
-        rows[count - 1][0] = rows[count - 1][0] - self.B.mT @ self.A
-        rows[count - 1][count - 1] = rows[count - 1][count - 1] - self.B.mT @ self.B
-        for i in range(count):
-            rows[i][i] = (rows[i][i] + rows[i][i].mT) / 2  # exactly symmetric, also after rounding
-            for j in range(i + 1, count):
-                rows[i][j] = rows[j][i].mT
-        return torch.cat([torch.cat(row, dim=1) for row in rows])
+            rows[j + 1][j + 1] = 2 * torch.diag(diagonal)
+        rows[last][0] = rows[last][0] - self.B.mT @ self.A
+        rows[last][last] = rows[last][last] - self.B.mT @ self.B
+        lower = torch.cat([torch.cat(row, dim=1) for row in rows]).tril()
+        return lower + lower.tril(-1).mT  # exactly symmetric, also after rounding
 
     @torch.no_grad()
     def smallest_eigenvalue(self) -> float:
@@ -167,21 +143,15 @@ class ResidualBlock:
         Args:
             x: Inputs, shape ``(..., d_0)``.
             activations: One elementwise function for all hidden layers, or one for each.
-            biases: One vector of shape ``(d_j,)`` (or ``None``) for each hidden layer; ``None`` for no biases
-                at all.
+            biases: One vector of shape ``(d_j,)`` (or ``None``) for each hidden layer; ``None`` for no biases.
 
         Returns:
             Outputs, shape ``(..., d_out)``.
-
-        Raises:
-            ShapeError: If the input or the number of activations or biases does not fit.
         """
         functions = [activations] * self.depth if callable(activations) else list(activations)
         shifts = [None] * self.depth if biases is None else list(biases)
-        if len(functions) != self.depth or len(shifts) != self.depth:
-            raise ShapeError(f"{self.depth} hidden layers, but {len(functions)} activations and {len(shifts)} biases")
-        if x.shape[-1:] != (self.sizes[0],):
-            raise ShapeError(f"inputs of shape {tuple(x.shape)} do not end in {self.sizes[0]}")
+        if not len(functions) == len(shifts) == self.depth or x.shape[-1:] != (self.sizes[0],):
+            raise ShapeError(f"{self.depth} activations and biases and inputs (..., {self.sizes[0]}) are needed")
         hidden = x
         for weight, function, shift in zip(self.C, functions, shifts, strict=True):
             hidden = function(torch.nn.functional.linear(hidden, weight, shift))

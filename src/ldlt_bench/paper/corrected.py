@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ldlt.check import positive
 from ldlt.errors import BoundError, ShapeError, SlopeError
 from ldlt_bench.paper.block import ResidualBlock
 from ldlt_bench.paper.roots import (
@@ -85,12 +86,11 @@ def corrected_block(
         True
     """
     check_chain(W_A, W, W_B)
-    if not (math.isfinite(bound) and bound > 0):
-        raise BoundError(f"the bound must be positive and finite, not {bound}")
+    positive("bound", bound, BoundError)
     diagonals = [w.new_ones(w.shape[0]) for w in W] if multipliers is None else list(multipliers)
     intervals = [RELU] * len(W) if slopes is None else list(slopes)
-    if len(diagonals) != len(W) or len(intervals) != len(W):
-        raise ShapeError(f"{len(W)} hidden maps, but {len(diagonals)} multipliers and {len(intervals)} slope intervals")
+    if not len(diagonals) == len(intervals) == len(W):
+        raise ShapeError(f"{len(W)} hidden maps need as many multipliers and intervals of slopes")
     check_multipliers(W, diagonals)
     alphas = alpha_values(alpha, len(W) + 2, W_A)
 

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ldlt.attack import lipschitz_lower_bound
 from ldlt_bench.paper.as_printed import AsPrintedResidual, as_printed_block
 from ldlt_bench.paper.block import Activation, ResidualBlock
 
@@ -50,9 +52,6 @@ class ScalarCounterexample:
 def scalar_counterexample() -> ScalarCounterexample:
     """Work the scalar counterexample out in exact arithmetic, and measure it on the network itself.
 
-    Returns:
-        All numbers, exact ones as fractions.
-
     Example:
         >>> example = scalar_counterexample()
         >>> example.slope, round(example.measured_slope, 12)
@@ -78,16 +77,9 @@ def scalar_counterexample() -> ScalarCounterexample:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class SteepestPair:
-    """The pair of inputs with the largest slope that a search has found.
-
-    Attributes:
-        slope: ``|f(y) - f(x)| / |y - x|`` in the Euclidean norm, a lower bound of the Lipschitz constant.
-        bound: The claimed bound.
-        x: One input, shape ``(d_0,)``, float64.
-        y: The other input.
-    """
+    """The pair of inputs, each ``(d_0,)``, with the largest slope that a search has found, and the claimed bound."""
 
     slope: float
     bound: float
@@ -105,6 +97,20 @@ class SteepestPair:
         return self.ratio > 1 + 1e-9
 
 
+class _Evaluated(nn.Module):
+    """A block as a module in float64, with weights that are given."""
+
+    def __init__(self, block: ResidualBlock, activations: Any, biases: Sequence[Tensor | None] | None) -> None:
+        super().__init__()
+        self.block, self.activations = block.double(), activations
+        self.biases = biases and [None if b is None else b.detach().double() for b in biases]
+        self.register_buffer("dtype", torch.zeros((), dtype=torch.float64))  # tells the search its precision
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block.forward(x, self.activations, self.biases)
+
+
+@torch.no_grad()
 def violation(
     target: ResidualBlock | AsPrintedResidual,
     *,
@@ -115,12 +121,10 @@ def violation(
     radius: float = 3.0,
     seed: int = 0,
 ) -> SteepestPair:
-    """Search for the steepest pair of inputs of a block, in float64.
+    """Search for the steepest pair of inputs of a block, in float64 (:func:`ldlt.attack.lipschitz_lower_bound`).
 
-    Random pairs climb their slope by gradient ascent. At the ends of each, the Jacobian then tells the
-    steepest direction, and a short step along it is measured as well. Everything reported is a measured pair
-    of actual outputs, hence a true lower bound of the Lipschitz constant; that a search finds nothing above
-    the bound proves nothing.
+    What is reported is a measured pair of outputs, hence a lower bound of the Lipschitz constant; that a search finds
+    nothing above the bound proves nothing.
 
     Args:
         target: An explicit block, or a printed module (whose own ReLU and biases are then used).
@@ -134,49 +138,10 @@ def violation(
     Returns:
         The best pair found.
     """
-    with torch.no_grad():
-        if isinstance(target, AsPrintedResidual):
-            explicit, activations, biases = target.explicit(), torch.relu, list(target.biases)
-        else:
-            explicit = target
-        shifts = None if biases is None else [None if b is None else b.detach().double().cpu() for b in biases]
-        block = ResidualBlock(
-            explicit.A.detach().double().cpu(),
-            explicit.B.detach().double().cpu(),
-            tuple(weight.detach().double().cpu() for weight in explicit.C),
-            tuple(diagonal.detach().double().cpu() for diagonal in explicit.multipliers),
-            explicit.slopes,
-            explicit.bound,
-        )
-
-    def f(points: Tensor) -> Tensor:
-        return block.forward(points, activations, shifts)
-
-    generator = torch.Generator().manual_seed(seed)
-    shape = (starts, block.sizes[0])
-    x = radius * torch.randn(shape, dtype=torch.float64, generator=generator)
-    y = x + torch.randn(shape, dtype=torch.float64, generator=generator)
-    x.requires_grad_()
-    y.requires_grad_()
-    optimiser = torch.optim.Adam([x, y], lr=0.05)
-    with torch.enable_grad():
-        for _ in range(steps):
-            optimiser.zero_grad()
-            _slopes(f, x, y).clamp_min(1e-30).log().sum().neg().backward()
-            optimiser.step()
-
-    ends = torch.cat([x, y, (x + y) / 2]).detach()
-    jacobians = torch.func.vmap(torch.func.jacrev(f))(ends)
-    directions = torch.linalg.svd(jacobians, full_matrices=False).Vh[:, 0]
-    lefts = torch.cat([x.detach(), ends - 1e-4 * directions])
-    rights = torch.cat([y.detach(), ends + 1e-4 * directions])
-    slopes = _slopes(f, lefts, rights)
-    best = int(slopes.argmax())
-    return SteepestPair(float(slopes[best]), block.bound, lefts[best], rights[best])
-
-
-def _slopes(f: Activation, x: Tensor, y: Tensor) -> Tensor:
-    """Slope of each pair; zero for pairs too close to be measured."""
-    distance = torch.linalg.vector_norm(y - x, dim=-1)
-    rise = torch.linalg.vector_norm(f(y) - f(x), dim=-1)
-    return torch.where(distance > 1e-6, rise / distance.clamp_min(1e-6), 0 * rise)
+    if isinstance(target, AsPrintedResidual):
+        block, activations, biases = target.explicit(), torch.relu, list(target.biases)
+    else:
+        block = target
+    module = _Evaluated(block, activations, biases)
+    found = lipschitz_lower_bound(module, block.sizes[0], starts=starts, steps=steps, scale=radius, seed=seed)
+    return SteepestPair(found.pair, block.bound, found.x[0], found.y[0])

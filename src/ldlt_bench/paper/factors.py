@@ -8,7 +8,7 @@ from torch import Tensor
 from ldlt.block_ldlt import BlockFactors, right_divide
 from ldlt_bench.paper.block import ResidualBlock
 
-__all__ = ["closed_form_factors"]
+__all__ = ["closed_form_factors", "printed_last_pivot"]
 
 
 def closed_form_factors(block: ResidualBlock) -> BlockFactors:
@@ -41,36 +41,41 @@ def closed_form_factors(block: ResidualBlock) -> BlockFactors:
         InfeasibleError: If a pivot other than the last is singular to working precision.
     """
     depth, sizes = block.depth, block.sizes
-    eye = torch.eye(sizes[0], dtype=block.A.dtype, device=block.A.device)
+    eye = torch.eye(sizes[0]).to(block.A)
+    skip = block.B.mT @ block.A
     pivots: list[Tensor] = []
-    below: list[Tensor] = []  # L_(j+1)j without the part that comes from the skip
-    last: list[Tensor] = []  # the part of L_(n+1)j that comes from the skip
+    rows: list[list[Tensor]] = [[block.A.new_zeros(p, q) for q in sizes[:i]] for i, p in enumerate(sizes)]
     base = block.bound**2 * eye - block.A.mT @ block.A
-    sigma = torch.zeros_like(eye)
-    gamma = eye  # Υ_j Γ_j
+    sigma, gamma = torch.zeros_like(eye), eye  # Σ and Υ_j Γ_j
     for j, (weight, diagonal, (low, high)) in enumerate(zip(block.C, block.multipliers, block.slopes, strict=True)):
-        scaled = diagonal.unsqueeze(-1) * weight
+        scaled = diagonal[:, None] * weight
         pivot = base + 2 * high * low * (weight.mT @ scaled)
         scale = torch.linalg.matrix_norm(base.detach(), 2)
         divided = right_divide(torch.cat([(high + low) * scaled, gamma]), pivot, scale, j + 1)
         step, spread = divided[: sizes[j + 1]], divided[sizes[j + 1] :]  # s Λ C D⁻¹ and Υ Γ D⁻¹
         pivots.append(pivot)
-        below.append(-step)
-        last.append(-(block.B.mT @ block.A) @ spread)
+        rows[j + 1][j] = rows[j + 1][j] - step
+        rows[depth][j] = rows[depth][j] - skip @ spread
         sigma = sigma + spread @ gamma.mT
         base = 2 * torch.diag(diagonal) - (high + low) * (step @ scaled.mT)
         gamma = gamma @ step.mT
-    cross = block.B.mT @ block.A @ gamma
-    skip = block.B.mT @ block.A
+    cross = skip @ gamma
     pivots.append(base - block.B.mT @ block.B - skip @ sigma @ skip.mT - cross - cross.mT)
+    lower = tuple((*row, torch.eye(size).to(block.A)) for row, size in zip(rows, sizes, strict=True))
+    return BlockFactors(lower, tuple(pivots))
 
-    rows: list[tuple[Tensor, ...]] = []
-    for i, size in enumerate(sizes):
-        unit = torch.eye(size, dtype=block.A.dtype, device=block.A.device)
-        row = [block.A.new_zeros(size, q) for q in sizes[:i]]
-        if i > 0:
-            row[i - 1] = below[i - 1]
-        if i == depth:
-            row = [entry + extra for entry, extra in zip(row, last, strict=True)]
-        rows.append((*row, unit))
-    return BlockFactors(tuple(rows), tuple(pivots))
+
+def printed_last_pivot(block: ResidualBlock) -> Tensor:
+    r"""The last pivot :math:`D_{n+1}` of any block as printed, without the cross terms; shape ``(d_n, d_n)``.
+
+    .. math::
+        2\Lambda_n - B^\top B - B^\top A \Sigma A^\top B - s_n^2 \Lambda_n C_n D_n^{-1} C_n^\top \Lambda_n .
+
+    The difference to ``closed_form_factors(block).D[-1]`` is :math:`B^\top F + F^\top B`.
+    """
+    *pivots, last = closed_form_factors(block).D
+    gamma = torch.eye(block.sizes[0]).to(block.A)
+    for pivot, weight, diagonal, slopes in zip(pivots, block.C, block.multipliers, block.slopes, strict=True):
+        gamma = sum(slopes) * gamma @ torch.linalg.solve(pivot, weight.mT * diagonal)
+    cross = block.B.mT @ block.A @ gamma
+    return last + cross + cross.mT

@@ -10,38 +10,23 @@ Below them, the checks on free parameters that the constructions share.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ldlt.check import choice
 from ldlt.errors import OptionError, ShapeError
-
-__all__ = [
-    "Alpha",
-    "Root",
-    "alpha_values",
-    "check_chain",
-    "check_multipliers",
-    "contraction",
-    "gram_root",
-    "left_solve",
-    "right_solve",
-]
 
 Root = Literal["symmetric", "cholesky"]
 Alpha = float | Tensor | Sequence[float | Tensor]
 
 
 class _SymmetricRoot(torch.autograd.Function):
-    """Symmetric root of ``G'G`` whose derivative has no poles at repeated singular values.
-
-    Differentiating an eigendecomposition divides by the gaps of the spectrum. The root itself is smooth: its
-    derivative solves a Sylvester equation, which in the eigenbasis divides by sums of singular values
-    instead.
-    """
+    """Symmetric root of ``G'G``: its derivative divides by sums of singular values, not by their gaps."""
 
     @staticmethod
     def forward(ctx: Any, generator: Tensor) -> Tensor:
@@ -58,31 +43,19 @@ class _SymmetricRoot(torch.autograd.Function):
 
 
 def gram_root(generator: Tensor, kind: Root = "symmetric") -> Tensor:
-    r"""Root :math:`R` of a Gram matrix: :math:`R^\top R = G^\top G`.
-
-    Args:
-        generator: The matrix :math:`G` with full column rank, shape ``(k, d)``, ``k >= d``.
-        kind: ``"symmetric"``, or ``"cholesky"`` for the upper triangular root with positive diagonal.
-
-    Returns:
-        The root, shape ``(d, d)``, once differentiable.
-
-    Raises:
-        LdltError: If an argument is out of its range or does not fit the others.
+    r"""Root :math:`R` of a Gram matrix, :math:`R^\top R = G^\top G`; G (k, d) has full column rank.
 
     Example:
         >>> gram_root(torch.tensor([[0.0, 2.0], [3.0, 0.0]])).diagonal().tolist()
         [3.0, 2.0]
     """
+    choice("root", kind, ("symmetric", "cholesky"))
     if generator.dim() != 2 or generator.shape[0] < generator.shape[1]:
         raise ShapeError(f"a generator of shape {tuple(generator.shape)} has no full column rank")
     if kind == "symmetric":
-        return _SymmetricRoot.apply(generator)
-    if kind == "cholesky":
-        upper = torch.linalg.qr(generator).R
-        signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper.dtype)
-        return signs.unsqueeze(-1) * upper
-    raise OptionError(f"root '{kind}' is neither 'symmetric' nor 'cholesky'")
+        return cast(Tensor, _SymmetricRoot.apply(generator))
+    upper = torch.linalg.qr(generator).R
+    return torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)[:, None] * upper
 
 
 def left_solve(factor: Tensor, rhs: Tensor, kind: Root, *, transpose: bool = False) -> Tensor:
@@ -99,20 +72,8 @@ def right_solve(lhs: Tensor, factor: Tensor, kind: Root) -> Tensor:
 
 
 def contraction(weight: Tensor, alpha: Tensor, kind: Root) -> tuple[Tensor, Tensor]:
-    r"""The paper's map from a free matrix to a contraction, :math:`U = W R^{-1}`.
-
-    Here :math:`R^\top R = \alpha I + W^\top W`, hence :math:`\|U\|_2^2 = \|W\|_2^2 / (\alpha + \|W\|_2^2) <
-    1`.
-
-    Args:
-        weight: The free matrix :math:`W`, shape ``(p, d)``.
-        alpha: Positive scalar tensor; zero is allowed if ``weight`` has full column rank.
-        kind: Which root to use.
-
-    Returns:
-        ``(U, R)`` of shapes ``(p, d)`` and ``(d, d)``.
-    """
-    eye = torch.eye(weight.shape[-1], dtype=weight.dtype, device=weight.device)
+    r"""The paper's :math:`(U, R)`: :math:`U = W R^{-1}`, :math:`R^\top R = \alpha I + W^\top W`, hence ``‖U‖ < 1``."""
+    eye = torch.eye(weight.shape[-1]).to(weight)
     upper = gram_root(torch.cat([weight, alpha.sqrt() * eye]), kind)
     return right_solve(weight, upper, kind), upper
 
@@ -124,37 +85,32 @@ def _visible() -> bool:
 
 def alpha_values(alpha: Alpha, count: int, like: Tensor) -> list[Tensor]:
     """One scalar tensor for each free matrix, from one common number or one number each."""
-    single = isinstance(alpha, (int, float)) or (isinstance(alpha, Tensor) and alpha.dim() == 0)
-    values = [alpha] * count if single else list(alpha)  # type: ignore[arg-type]
-    if len(values) != count:
+    single = isinstance(alpha, int | float) or (isinstance(alpha, Tensor) and alpha.dim() == 0)
+    given: Any = [alpha] * count if single else alpha
+    values = [torch.as_tensor(value).to(like) for value in given]
+    if len(values) != count or any(value.dim() for value in values):
         raise ShapeError(f"{count} values of alpha are needed (skip, hidden maps, output), not {len(values)}")
-    tensors = [torch.as_tensor(value, dtype=like.dtype, device=like.device) for value in values]
-    for k, value in enumerate(tensors):
-        if not _visible():
-            continue
-        positive = bool(value.detach() > 0) or (k == count - 1 and bool(value.detach() == 0))
-        if value.dim() != 0 or not positive or not bool(torch.isfinite(value.detach())):
-            raise OptionError(f"alpha[{k}] = {value.tolist()} is not a positive finite number")
-    return tensors
+    for k, number in enumerate([float(value.detach()) for value in values] if _visible() else []):
+        if not 0 <= number < math.inf or (number == 0 and k < count - 1):
+            raise OptionError(f"alpha[{k}] = {number} is not a positive finite number")
+    return values
 
 
-def check_chain(W_A: Tensor, W: Sequence[Tensor], W_B: Tensor) -> None:
-    """Refuse free matrices that do not form a residual block."""
-    if not W:
-        raise ShapeError("a residual block needs at least one hidden map")
-    if any(matrix.dim() != 2 for matrix in (W_A, *W, W_B)):
-        raise ShapeError("free parameters must be matrices")
-    widths = [W_A.shape[1], *(matrix.shape[0] for matrix in W)]
-    if [matrix.shape[1] for matrix in (*W, W_B)] != widths or W_B.shape[0] != W_A.shape[0]:
-        shapes = [tuple(matrix.shape) for matrix in (W_A, *W, W_B)]
-        raise ShapeError(f"free matrices of shapes {shapes} do not form a residual block")
+def check_chain(A: Tensor, W: Sequence[Tensor], B: Tensor) -> None:
+    """Refuse matrices that do not form a residual block."""
+    shapes = [tuple(matrix.shape) for matrix in (A, *W, B)]
+    if not W or any(len(shape) != 2 for shape in shapes):
+        raise ShapeError(f"a residual block needs matrices, and at least one hidden one; not shapes {shapes}")
+    widths = [A.shape[1], *(matrix.shape[0] for matrix in W)]
+    if [matrix.shape[1] for matrix in (*W, B)] != widths or B.shape[0] != A.shape[0]:
+        raise ShapeError(f"matrices of shapes {shapes} do not form a residual block")
 
 
 def check_multipliers(W: Sequence[Tensor], multipliers: Sequence[Tensor]) -> None:
     """Refuse multipliers that are not one positive vector for each hidden layer."""
-    for j, (weight, diagonal) in enumerate(zip(W, multipliers, strict=True)):
-        if diagonal.shape != (weight.shape[0],):
-            raise ShapeError(f"multipliers[{j}] has shape {tuple(diagonal.shape)}, not {(weight.shape[0],)}")
+    for weight, diagonal in zip(W, multipliers, strict=True):
+        if diagonal.shape != weight.shape[:1]:
+            raise ShapeError(f"multipliers of shape {tuple(diagonal.shape)}, not {tuple(weight.shape[:1])}")
         values = diagonal.detach()
         if _visible() and not bool((torch.isfinite(values) & (values > 0)).all()):
-            raise OptionError(f"multipliers[{j}] has an entry that is not positive and finite")
+            raise OptionError("a multiplier is not positive and finite")
