@@ -14,10 +14,8 @@ All that is known of a class is one :class:`Law` in one table, :data:`TABLE`. Wh
 
 from __future__ import annotations
 
-import builtins
 import inspect
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,44 +24,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ldlt.activations.law import Functions, Joint, Law, Range, piecewise, smooth
+from ldlt.activations.law import Bounds, Functions, Joint, Law, Range, piecewise, smooth
 from ldlt.activations.layers import Abs, Atan, Clamp, Cos, GroupSort, Masked, MaxMin, Sin, WindowSort
 from ldlt.activations.table import TABLE
-from ldlt.errors import GraphError, LdltError, OptionError, ShapeError, SlopeError
+from ldlt.errors import GraphError, OptionError, ShapeError, SlopeError
 
 __all__ = [
-    "ELEMENTWISE",
-    "MIN_RELATIVE_RADIUS",
-    "TABLE",
-    "Abs",
-    "Atan",
-    "Clamp",
-    "Cos",
-    "Functions",
-    "GroupSort",
-    "Joint",
-    "Law",
-    "MaxMin",
-    "Sector",
-    "Sin",
-    "WindowSort",
-    "enclose",
-    "from_call",
-    "is_activation",
-    "learned_sector",
-    "maker",
-    "mixed",
-    "piecewise",
-    "register",
-    "sector",
-    "slope_bounds",
-    "slope_range",
-    "smooth",
-    "spread",
-]
+    "ELEMENTWISE", "MIN_RELATIVE_RADIUS", "TABLE", "Abs", "Atan", "Clamp", "Cos", "Functions", "GroupSort", "Joint",
+    "Law", "MaxMin", "Sector", "Sin", "WindowSort", "enclose", "is_activation", "learned_sector", "maker", "mixed",
+    "piecewise", "register", "sector", "slope_bounds", "slope_range", "smooth", "spread",
+]  # fmt: skip
 
 V = TypeVar("V")
-Bounds = Callable[[Any], tuple[float, float]]
 
 MIN_RELATIVE_RADIUS = 0.02
 """Least radius of a sector relative to its largest slope; keeps ``center / radius`` of linear ones finite."""
@@ -95,9 +67,8 @@ def _unknown(module: nn.Module) -> SlopeError:
         return SlopeError(f"{name} is not an elementwise activation: it {TABLE[base].refused}")
     why = f"overrides the forward of {base.__name__}" if base else "is not an activation with known slope bounds"
     return SlopeError(
-        f"{name} {why}; if it acts elementwise, state its slopes with "
-        f"ldlt.activations.register({name}, lambda module: (m, L)), else use one of "
-        "ldlt.activations.ELEMENTWISE, GroupSort or MaxMin"
+        f"{name} {why}; if it acts elementwise, state its slopes with ldlt.activations.register({name}, lambda module: "
+        "(m, L)), else use one of ldlt.activations.ELEMENTWISE, GroupSort or MaxMin"
     )
 
 
@@ -126,10 +97,8 @@ def slope_bounds(module: nn.Module) -> tuple[float, float]:
     Raises:
         SlopeError: If the slopes are unbounded or unknown, or the nonlinearity is not elementwise.
 
-    >>> slope_bounds(nn.LeakyReLU(0.1))
-    (0.1, 1.0)
-    >>> slope_bounds(nn.Sigmoid())
-    (0.0, 0.25)
+    >>> slope_bounds(nn.LeakyReLU(0.1)), slope_bounds(nn.Sigmoid())
+    ((0.1, 1.0), (0.0, 0.25))
     """
     cls, law = _find(module)
     if cls is None or law is None:
@@ -222,7 +191,7 @@ def register(
             of the slopes there, for local certificates; those everywhere by default.
         enclose: The activation itself as a function of an instance, a value and :class:`Functions`, for
             :func:`ldlt.forward_error`; without it rounding is not known.
-        calls: Names of functions or methods of PyTorch that compute it, separated by spaces.
+        calls: Names of functions of PyTorch that compute it, separated by spaces.
         cases: Keyword arguments of instances to test; the class without arguments by default, if it can be made so.
 
     Returns:
@@ -244,29 +213,35 @@ def register(
         raise OptionError(f"register needs a subclass of torch.nn.Module, got {cls!r}")
     if cls in BUILT_IN:
         raise OptionError(f"{cls.__name__} is built in and its rule is fixed; subclass it with your own forward")
-    for name, function in (("slopes_on", slopes_on), ("enclose", enclose)):
+    for name, function in (("bounds", bounds), ("slopes_on", slopes_on), ("enclose", enclose)):
         if function is not None and not callable(function):
             raise OptionError(f"{name} of {cls.__name__} must be a function, got {function!r}")
     if not isinstance(calls, str):
         raise OptionError(f"calls of {cls.__name__} must be names separated by spaces, got {calls!r}")
     for name in calls.split():
         owner = next((c for c, law in TABLE.items() if c is not cls and name in law.names), None)
-        if owner is not None or not _targets_of(name):
+        if owner is not None or not any(hasattr(space, name) for space in (torch, F, torch.special, Tensor)):
             why = f"is {owner.__name__}" if owner else "is no function or method of PyTorch"
             raise OptionError(f"calls of {cls.__name__}: '{name}' {why}")
     if cases is None:
-        required = [p for p in [*inspect.signature(cls).parameters.values()] if p.default is p.empty and p.kind < 2]
+        required = [p for p in inspect.signature(cls).parameters.values() if p.default is p.empty and p.kind < 2]
         cases = () if required else ({},)
     if isinstance(cases, str) or not all(isinstance(c, Mapping) for c in cases):
         raise OptionError(f"cases of {cls.__name__} must be a list of dictionaries of arguments, got {cases!r}")
 
     def add(function: Bounds) -> Bounds:
-        if not callable(function):
-            raise OptionError(f"bounds of {cls.__name__} must be a function of the module, got {function!r}")
         TABLE[cls] = Law(function, slopes_on, enclose, calls, cases=tuple(cases))
         return function
 
     return add if bounds is None else add(bounds)
+
+
+def maker(name: str) -> Callable[..., nn.Module] | None:
+    """What makes the module of an ATen operation of this name from the arguments behind its input."""
+    for cls, law in TABLE.items():
+        if name in law.names:
+            return cls if isinstance(law.calls, str) else law.calls[name]
+    return None
 
 
 # -- sectors -----------------------------------------------------------------------------------------------------------
@@ -319,10 +294,8 @@ def sector(module: nn.Module, size: int | None = None) -> Sector:
         SlopeError: If the module has no sector.
         ShapeError: If the module does not fit ``size``.
 
-    >>> sector(nn.ReLU())
-    Sector(center=0.5, radius=0.5, group=None)
-    >>> sector(MaxMin())
-    Sector(center=0.0, radius=1.0, group=2)
+    >>> sector(nn.ReLU()), sector(MaxMin())
+    (Sector(center=0.5, radius=0.5, group=None), Sector(center=0.0, radius=1.0, group=2))
     """
     if isinstance(module, Masked):
         return Sector(0.5, 0.5) if type(module.inner) is nn.Identity else sector(module.inner, size).widened()
@@ -334,10 +307,9 @@ def sector(module: nn.Module, size: int | None = None) -> Sector:
         return Sector(law.joint.center, law.joint.radius, group)
     if cls is nn.PReLU:
         assert isinstance(module.weight, Tensor)
-        if size is not None and module.weight.numel() not in (1, size):
-            raise ShapeError(
-                f"{type(module).__name__} has {module.weight.numel()} slopes, its input has {size} channels"
-            )
+        count = module.weight.numel()
+        if size is not None and count not in (1, size):
+            raise ShapeError(f"{type(module).__name__} has {count} slopes, its input has {size} channels")
         return learned_sector(module.weight)
     low, high = slope_bounds(module)
     scale = max(abs(low), abs(high)) or 1.0  # a constant has slopes 0 only; any radius will do
@@ -387,71 +359,3 @@ def mixed(module: nn.Module, shape: tuple[int, ...]) -> Tensor | None:
         return None
     owner = law.joint.owner(module, torch.arange(math.prod(shape)).reshape(shape))
     return torch.unique(owner, return_inverse=True)[1].reshape(-1)
-
-
-# -- functions and methods ---------------------------------------------------------------------------------------------
-
-_SPACES: tuple[Any, ...] = (torch, F, torch.special, torch._C._nn, builtins, operator)
-
-
-def maker(name: str) -> Callable[..., nn.Module] | None:
-    """What makes the module of a function or ATen operation of this name from the arguments behind its input."""
-    for cls, law in TABLE.items():
-        if name in law.names:
-            return cls if isinstance(law.calls, str) else law.calls[name]
-    return None
-
-
-def _targets_of(name: str) -> set[Any]:
-    """The functions of PyTorch of a name, and the name if it is that of a method."""
-    found = {function for space in _SPACES if callable(function := getattr(space, name, None))}
-    return found | ({name} if hasattr(torch.Tensor, name) else set())
-
-
-def from_call(target: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> nn.Module | None:
-    """Return the module that is equivalent to calling an activation as a function or a method.
-
-    The module never works in place, also where the call does. Log-softmax, softmin and GLU give their module too, which
-    :func:`slope_bounds` then refuses by name.
-
-    Args:
-        target: Function (``torch.relu``, ``torch.nn.functional.gelu``, ``abs``, ...) or name of a tensor
-            method (``"clamp_"``).
-        args: Positional arguments behind the input.
-        kwargs: Keyword arguments; ``input`` is ignored.
-
-    Returns:
-        A new module, or None if ``target`` is not an activation.
-
-    Raises:
-        SlopeError: If an argument that fixes the slopes is not a number (for ``prelu``: not a given tensor).
-        OptionError: If the arguments do not fit the function.
-
-    >>> from_call(torch.nn.functional.leaky_relu, (0.2,), {"inplace": True})
-    LeakyReLU(negative_slope=0.2)
-    >>> from_call("clamp", (), {"min": 0.0})
-    Clamp(min=0.0, max=None)
-    >>> from_call(torch.nn.functional.dropout) is None
-    True
-    """
-    every = [name for law in TABLE.values() for name in law.names]
-    name = next((n for n in every if target in _targets_of(n) | _targets_of(f"{n}_")), None)
-    make = None if name is None else maker(name)
-    if make is None:
-        return None
-    options = {key: value for key, value in (kwargs or {}).items() if key not in ("input", "self")}
-    for value in (*args, *options.values()):
-        if name != "prelu" and not isinstance(value, int | float | str | torch.dtype | None):
-            raise SlopeError(
-                f"{name}: an argument is not a number but a {type(value).__name__}, so the slopes are not "
-                "fixed; use numbers, or torch.nn.PReLU for a learned slope"
-            )
-    try:
-        module: Any = make(*args, **options)
-    except LdltError:
-        raise
-    except (AssertionError, TypeError, ValueError) as error:
-        raise OptionError(f"{name}: arguments {tuple(args)!r}, {options!r} do not fit: {error}") from error
-    if hasattr(module, "inplace"):
-        module.inplace = False
-    return module

@@ -13,22 +13,13 @@ from torch import Tensor, nn
 from ldlt.errors import SlopeError
 
 __all__ = [
-    "Functions",
-    "Joint",
-    "Law",
-    "Piece",
-    "Range",
-    "exponential",
-    "hull",
-    "number",
-    "piecewise",
-    "smooth",
+    "Bounds", "Functions", "Joint", "Law", "Piece", "Range", "exponential", "number", "piecewise", "ramp", "smooth",
     "wave",
-    "wider",
-]
+]  # fmt: skip
 
 V = TypeVar("V")
 Range = tuple[Tensor, Tensor]
+Bounds = Callable[[Any], tuple[float, float]]
 Piece = tuple[float, float, Any]
 """``(start, end, slope)`` of a linear piece; the slope is a number, or a tensor with one entry per channel."""
 
@@ -96,14 +87,14 @@ class Law:
             it those everywhere are taken.
         enclose: The function itself, from the module, a value and :class:`Functions`; without it nothing is known of
             its rounding.
-        calls: Names of the functions, methods and ATen operations that compute it, separated by spaces; or by name what
-            makes the module from the arguments behind the input, if it is not the class itself.
+        calls: Names of the ATen operations that compute it, separated by spaces; or by name what makes the module from
+            the arguments behind the input, if it is not the class itself.
         cases: Keyword arguments with which modules are made to be tested.
         joint: What a joint nonlinearity mixes.
         refused: Why the whole class has no rule.
     """
 
-    slopes: Callable[[Any], tuple[float, float]] | None = None
+    slopes: Bounds | None = None
     slopes_on: Callable[[Any, Tensor, Tensor], Range] | None = None
     enclose: Callable[[Any, Any, Functions[Any]], Any] | None = None
     calls: str | Mapping[str, Callable[..., nn.Module]] = ""
@@ -123,32 +114,22 @@ def number(module: nn.Module, name: str, *, finite: bool = True) -> float:
     Raises:
         SlopeError: It is no fixed number.
     """
-    value = getattr(module, name)
-    label = type(module).__name__
+    value, label = getattr(module, name), type(module).__name__
     if not isinstance(value, int | float):
-        raise SlopeError(
-            f"{label}: '{name}' must be a fixed number, got {type(value).__name__}; "
-            "for a learned slope use torch.nn.PReLU"
-        )
-    value = float(value)
+        raise SlopeError(f"{label}: '{name}' must be a fixed number; for a learned slope use torch.nn.PReLU")
     if math.isnan(value) or (finite and math.isinf(value)):
         raise SlopeError(f"{label}: '{name}' must be a finite number, got {value}")
-    return value
+    return float(value)
 
 
 # -- laws of slopes ----------------------------------------------------------------------------------------------------
 
 
-def hull(*parts: tuple[Tensor, Tensor]) -> Range:
-    """Least and largest of some values, each with a mask of where it counts."""
+def _hull(*parts: tuple[Tensor, Tensor], margin: float = _MARGIN) -> Range:
+    """Least and largest of some values, each with a mask of where it counts, and a margin for their rounding."""
     low = torch.stack([torch.where(mask, value, math.inf) for mask, value in parts]).amin(0)
     high = torch.stack([torch.where(mask, value, -math.inf) for mask, value in parts]).amax(0)
-    return low, high
-
-
-def wider(found: Range) -> Range:
-    """With a margin for the rounding of derivatives."""
-    return found[0] - _MARGIN, found[1] + _MARGIN
+    return low - margin, high + margin
 
 
 def piecewise(pieces: Callable[[Any], Sequence[Piece]], enclose: Any, **more: Any) -> Law:
@@ -160,41 +141,45 @@ def piecewise(pieces: Callable[[Any], Sequence[Piece]], enclose: Any, **more: An
         **more: Likewise.
     """
 
-    def present(module: Any) -> list[Piece]:
-        return [p for p in pieces(module) if p[0] < p[1]]
+    def present(module: Any) -> list[tuple[float, float, Tensor]]:
+        found = [(a, b, torch.as_tensor(s, dtype=torch.float64).detach().cpu()) for a, b, s in pieces(module) if a < b]
+        if not all(bool(s.isfinite().all()) for *_, s in found):
+            raise SlopeError(f"{type(module).__name__}: weight has entries that are not finite")
+        return found
 
     def slopes(module: Any) -> tuple[float, float]:
-        found = [torch.as_tensor(s, dtype=torch.float64).detach() for *_, s in present(module)]
-        if not all(bool(s.isfinite().all()) for s in found):
-            raise SlopeError(f"{type(module).__name__}: weight has entries that are not finite")
-        return min(s.amin().item() for s in found), max(s.amax().item() for s in found)
+        found = torch.cat([s.flatten() for *_, s in present(module)])
+        return found.min().item(), found.max().item()
 
     def slopes_on(module: Any, low: Tensor, high: Tensor) -> Range:
         parts = []
         for start, end, slope in present(module):
-            each = torch.as_tensor(slope, dtype=torch.float64).detach().cpu().reshape(-1, 1)
+            each = slope.reshape(-1, 1)
             parts.append(((low <= end) & (high >= start), each.expand(-1, len(low) // len(each)).reshape(-1)))
-        return hull(*parts)
+        return _hull(*parts, margin=0.0)
 
     return Law(slopes, slopes_on, enclose, **more)
 
 
 def smooth(
-    slopes: Callable[[Any], tuple[float, float]] | tuple[float, float],
-    derivative: Callable[[Any, Tensor], Tensor],
+    slopes: Bounds | tuple[float, float],
     critical: Callable[[Any], Sequence[float]] | Sequence[float],
     enclose: Any,
     **more: Any,
 ) -> Law:
-    """A function with a continuous derivative that is monotone between a few critical points.
+    """A function with a continuous derivative (found by autograd) that is monotone between a few critical points.
 
     Args:
         slopes: Infimum and supremum of the derivative.
-        derivative: From the module and points, (features,) in float64.
         critical: The critical points.
         enclose: See :class:`Law`.
         **more: Likewise.
     """
+
+    def derivative(module: Any, x: Tensor) -> Tensor:
+        with torch.inference_mode(False), torch.enable_grad():
+            point = x.detach().clone().requires_grad_()
+            return torch.autograd.grad(module.forward(point.clone()).sum(), point)[0]
 
     def slopes_on(module: Any, low: Tensor, high: Tensor) -> Range:
         everywhere = torch.ones_like(low, dtype=torch.bool)
@@ -202,9 +187,9 @@ def smooth(
         for point in critical(module) if callable(critical) else critical:
             inside = (low - _NEAR <= point) & (high + _NEAR >= point)
             parts.append((inside, derivative(module, torch.full_like(low, point))))
-        return wider(hull(*parts))
+        return _hull(*parts)
 
-    return Law(slopes if callable(slopes) else lambda module: slopes, slopes_on, enclose, **more)
+    return Law(_constant(slopes), slopes_on, enclose, **more)
 
 
 def exponential(slopes: Any, scale: Callable[[Any], tuple[float, float, float]], enclose: Any, **more: Any) -> Law:
@@ -213,9 +198,21 @@ def exponential(slopes: Any, scale: Callable[[Any], tuple[float, float, float]],
     def slopes_on(module: Any, low: Tensor, high: Tensor) -> Range:
         a, b, c = scale(module)
         ends = [(low < 0, a * torch.exp(end.clamp(max=0.0) / b)) for end in (low, high)]
-        return wider(hull(*ends, (high >= 0, torch.full_like(low, c))))
+        return _hull(*ends, (high >= 0, torch.full_like(low, c)))
 
-    return Law(slopes if callable(slopes) else lambda module: slopes, slopes_on, enclose, **more)
+    return Law(_constant(slopes), slopes_on, enclose, **more)
+
+
+def ramp(end: float, low_slope: float, high_slope: float, enclose: Any, **more: Any) -> Law:
+    """Slope 0 below ``−end``, 1 above ``end``, and between them linear from ``low_slope`` to ``high_slope``."""
+
+    def slopes_on(module: Any, low: Tensor, high: Tensor) -> Range:
+        middle, rise = (low_slope + high_slope) / 2, (high_slope - low_slope) / (2 * end)
+        inside = (high >= -end) & (low <= end)
+        ends = [(inside, middle + rise * x.clamp(-end, end)) for x in (low, high)]
+        return _hull((low <= -end, torch.zeros_like(low)), (high >= end, torch.ones_like(low)), *ends)
+
+    return Law(_constant((min(0.0, low_slope), max(1.0, high_slope))), slopes_on, enclose, **more)
 
 
 def wave(phase: float, enclose: Any, **more: Any) -> Law:
@@ -224,13 +221,18 @@ def wave(phase: float, enclose: Any, **more: Any) -> Law:
 
     def slopes_on(module: Any, low: Tensor, high: Tensor) -> Range:
         low, high = low + phase, high + phase
-
-        def contains(point: float) -> Tensor:
-            return torch.floor((high + _NEAR - point) / turn) >= torch.ceil((low - _NEAR - point) / turn)
-
         far = (low.abs() > 1e6) | (high.abs() > 1e6)  # argument reduction loses digits: give up there
-        top = torch.where(contains(0.0) | far, 1.0, torch.maximum(low.cos(), high.cos()))
-        bottom = torch.where(contains(math.pi) | far, -1.0, torch.minimum(low.cos(), high.cos()))
-        return wider((bottom, top))
 
-    return Law(lambda module: (-1.0, 1.0), slopes_on, enclose, **more)
+        def reached(point: float) -> Tensor:
+            """Whether the interval contains the point, up to whole turns."""
+            return far | (((high + _NEAR - point) / turn).floor() >= ((low - _NEAR - point) / turn).ceil())
+
+        top = torch.where(reached(0.0), 1.0, torch.maximum(low.cos(), high.cos()))
+        bottom = torch.where(reached(math.pi), -1.0, torch.minimum(low.cos(), high.cos()))
+        return bottom - _MARGIN, top + _MARGIN
+
+    return Law(_constant((-1.0, 1.0)), slopes_on, enclose, **more)
+
+
+def _constant(slopes: Any) -> Bounds:
+    return slopes if callable(slopes) else lambda module: slopes

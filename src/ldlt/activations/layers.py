@@ -11,44 +11,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ldlt import check
 from ldlt.errors import OptionError, ShapeError
 
 __all__ = ["Abs", "Atan", "Clamp", "Cos", "GroupSort", "Masked", "MaxMin", "Sin", "WindowSort"]
 
 
 class Abs(nn.Module):
-    """Absolute value, elementwise.
+    """Absolute value, elementwise."""
 
-    >>> Abs()(torch.tensor([-2.0, 1.0]))
-    tensor([2., 1.])
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return ``|input|``."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         return input.abs()
 
 
 class Sin(nn.Module):
     """Sine, elementwise."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return ``sin(input)``."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         return input.sin()
 
 
 class Cos(nn.Module):
     """Cosine, elementwise."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return ``cos(input)``."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         return input.cos()
 
 
 class Atan(nn.Module):
     """Arc tangent, elementwise."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return ``atan(input)``."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         return input.atan()
 
 
@@ -70,12 +63,10 @@ class Clamp(nn.Module):
         self.min = min
         self.max = max
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return ``min(max(input, self.min), self.max)``."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         return input.clamp(self.min, self.max)
 
-    def extra_repr(self) -> str:
-        """Return the limits."""
+    def extra_repr(self) -> str:  # noqa: D102
         return f"min={self.min}, max={self.max}"
 
 
@@ -105,16 +96,12 @@ class GroupSort(nn.Module):
 
     def __init__(self, group_size: int) -> None:
         super().__init__()
-        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
-            raise OptionError(f"group_size must be a positive integer, got {group_size!r}")
-        self.group_size = group_size
+        self.group_size = check.whole("group_size", group_size)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Sort ``input`` (batch, d, ...) within groups of dimension 1."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         return _groups(input, self.group_size, "GroupSort").sort(dim=2).values.flatten(1, 2)
 
-    def extra_repr(self) -> str:
-        """Return the group size."""
+    def extra_repr(self) -> str:  # noqa: D102
         return f"group_size={self.group_size}"
 
 
@@ -136,8 +123,7 @@ class WindowSort(nn.Module):
             raise OptionError(f"window must be a tuple of positive integers, got {window!r}")
         self.window = tuple(window)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Sort ``input`` (batch, channels, *spatial) within windows."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         sizes = input.shape[2:]
         if len(sizes) != len(self.window) or any(n % w for n, w in zip(sizes, self.window, strict=True)):
             raise ShapeError(f"WindowSort sorts windows of {self.window}, which do not divide {tuple(sizes)}")
@@ -149,8 +135,7 @@ class WindowSort(nn.Module):
         back = [0, 1, *(i for j in range(d) for i in (2 + j, 2 + d + j))]
         return ordered.permute(back).reshape(input.shape)
 
-    def extra_repr(self) -> str:
-        """Return the window."""
+    def extra_repr(self) -> str:  # noqa: D102
         return f"window={self.window}"
 
 
@@ -194,8 +179,7 @@ class MaxMin(nn.Module):
     tensor([[2., 1., 4., 3.]])
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the pairs of ``input`` (batch, d, ...) as (maximum, minimum)."""
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         pairs = _groups(input, 2, "MaxMin")
         return (_SortedPairs.apply(pairs) if pairs.requires_grad else _sorted_pairs(pairs)).flatten(1, 2)  # type: ignore[no-untyped-call]
 

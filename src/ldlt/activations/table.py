@@ -8,20 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ldlt.activations import law
-from ldlt.activations.law import Functions, Joint, Law, Piece, Range, number, piecewise, smooth
+from ldlt.activations.law import Functions, Joint, Law, Piece, exponential, number, piecewise, ramp, smooth, wave
 from ldlt.activations.layers import Abs, Atan, Clamp, Cos, GroupSort, MaxMin, Sin, WindowSort
 from ldlt.errors import GraphError, SlopeError
 
 __all__ = ["TABLE"]
 
 _INF = math.inf
-
-# The largest jump of Softplus that still counts as rounding: half an ulp of float32 at x = 20 is 9.5e-7.
-_MAX_JUMP = 1e-6
-# Softplus evaluates log1p(exp(βx)) below its threshold; exp overflows float32 above 88.72.
-_MAX_THRESHOLD = 88.0
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+_SELU_STEEPEST = 1.758099340847376859940  # their product
+_MAX_JUMP = 1e-6  # of Softplus, which still counts as rounding: half an ulp of float32 at x = 20 is 9.5e-7
+_MAX_THRESHOLD = 88.0  # Softplus evaluates exp(βx) below its threshold, which overflows float32 above 88.72
 
 F = Functions[Any]
 
@@ -35,25 +32,27 @@ def _clipped(low: float, high: float, slope: float = 1.0) -> list[Piece]:
     return [(-_INF, low, 0.0), (low, high, slope), (high, _INF, 0.0)]
 
 
-def _clamp_pieces(module: Clamp) -> list[Piece]:
-    low = -_INF if module.min is None else number(module, "min", finite=False)
-    return _clipped(low, _INF if module.max is None else number(module, "max", finite=False))
+def _limits(module: Any, low: str, high: str) -> list[Piece]:
+    ends = [
+        end if getattr(module, name) is None else number(module, name, finite=False)
+        for name, end in ((low, -_INF), (high, _INF))
+    ]
+    return _clipped(*ends)
 
 
-def _hardtanh_pieces(module: nn.Hardtanh) -> list[Piece]:
-    return _clipped(number(module, "min_val", finite=False), number(module, "max_val", finite=False))
+def _kink(left: Any, right: Any = 1.0, at: float = 0.0) -> list[Piece]:
+    return [(-_INF, at, left), (at, _INF, right)]
 
 
-def _rrelu_pieces(module: nn.RReLU) -> list[Piece]:
+def _rrelu(module: nn.RReLU) -> list[Piece]:
     """σ' ∈ {1, a}, a drawn from [lower, upper] in training, its middle in evaluation.
 
     In training the bound is that of each draw: two calls on different inputs compare only with the same draw.
     """
-    below = [(-_INF, 0.0, number(module, name)) for name in ("lower", "upper")]
-    return [*below, (0.0, _INF, 1.0)]
+    return [*_kink(number(module, "lower")), (-_INF, 0.0, number(module, "upper"))]
 
 
-def _softshrink_pieces(module: nn.Softshrink) -> list[Piece]:
+def _softshrink(module: nn.Softshrink) -> list[Piece]:
     """σ' = 0 for |x| < λ and 1 outside; λ = 0 is the identity. PyTorch does not run λ < 0."""
     limit = number(module, "lambd")
     if limit < 0:
@@ -61,7 +60,7 @@ def _softshrink_pieces(module: nn.Softshrink) -> list[Piece]:
     return [(-_INF, -limit, 1.0), (-limit, limit, 0.0), (limit, _INF, 1.0)]
 
 
-def _hardshrink_pieces(module: nn.Hardshrink) -> list[Piece]:
+def _hardshrink(module: nn.Hardshrink) -> list[Piece]:
     """σ(x) = x for |x| > λ, else 0: jumps by λ at ±λ; λ = 0 is the identity."""
     limit = number(module, "lambd")
     if limit != 0:
@@ -69,15 +68,14 @@ def _hardshrink_pieces(module: nn.Hardshrink) -> list[Piece]:
     return [(-_INF, _INF, 1.0)]
 
 
-def _threshold_pieces(module: nn.Threshold) -> list[Piece]:
+def _threshold(module: nn.Threshold) -> list[Piece]:
     """σ(x) = x for x > t, else v: jumps by t − v unless v = t, and is then max(x, t) with σ' ∈ {0, 1}."""
     threshold, value = number(module, "threshold"), number(module, "value")
     if threshold != value:
         raise SlopeError(
-            f"Threshold(threshold={threshold}, value={value}): jumps by {threshold - value:g}, so its "
-            "slopes are unbounded; use value = threshold, or ReLU"
+            f"Threshold(threshold={threshold}, value={value}): jumps, so slopes are unbounded; use value = threshold"
         )
-    return [(-_INF, threshold, 0.0), (threshold, _INF, 1.0)]
+    return _kink(0.0, at=threshold)
 
 
 def _elu(module: nn.ELU) -> tuple[float, float]:
@@ -94,18 +92,21 @@ def _celu(module: nn.CELU) -> tuple[float, float]:
     return 0.0, 1.0
 
 
-def _gelu(module: nn.GELU) -> tuple[float, float]:
-    """Extrema where σ'' = 0; σ(x) − σ(−x) = x gives σ'(x) + σ'(−x) = 1, hence m = 1 − L.
+_GELUS = {
+    "none": (-0.1289041451851547863407, 1.128904145185154786341, math.sqrt(2)),
+    "tanh": (-0.1289930686587717654559, 1.128993068658771765456, 1.41850400879082835),
+}
+"""Least and largest slope of GELU, and ± where.
 
-    'none': σ' = Φ + xφ, σ'' = φ(x)(2 − x²) = 0 at x = ±√2, so L = (1 + erf 1)/2 + 1/(e√π).
-    'tanh': u = √(2/π)(x + 0.044715 x³), σ'' = sech²u (u' + x u''/2 − x u'² tanh u) = 0
-    at x = ±1.41850400879082835….
-    """
-    if module.approximate == "none":
-        return -0.1289041451851547863407, 1.128904145185154786341
-    if module.approximate == "tanh":
-        return -0.1289930686587717654559, 1.128993068658771765456
-    raise SlopeError(f"GELU: approximate must be 'none' or 'tanh', got {module.approximate!r}")
+σ'' = 0 there; σ(x) − σ(−x) = x gives σ'(x) + σ'(−x) = 1, hence m = 1 − L. 'none': σ' = Φ + xφ, σ'' = φ(x)(2 − x²), so
+L = (1 + erf 1)/2 + 1/(e√π). 'tanh': u = √(2/π)(x + 0.044715 x³), σ'' = sech²u (u' + x u''/2 − x u'² tanh u).
+"""
+
+
+def _gelu(module: nn.GELU) -> tuple[float, float]:
+    if module.approximate not in _GELUS:
+        raise SlopeError(f"GELU: approximate must be 'none' or 'tanh', got {module.approximate!r}")
+    return _GELUS[module.approximate][:2]
 
 
 def _softplus(module: nn.Softplus) -> tuple[float, float]:
@@ -113,8 +114,7 @@ def _softplus(module: nn.Softplus) -> tuple[float, float]:
 
     PyTorch switches to the identity there, which makes σ jump down by log1p(exp(−threshold))/|β|, and across
     a jump slopes are unbounded. The default jump, 2.1e-9, is below the rounding of float32 at that point
-    (x = 20) and counts as such; above 1e-6 it is a real discontinuity. Past 88, exp overflows float32 and
-    the output is infinite.
+    (x = 20) and counts as such; a larger one is a real discontinuity.
     """
     beta, threshold = number(module, "beta"), number(module, "threshold")
     label = f"Softplus(beta={beta}, threshold={threshold})"
@@ -127,47 +127,6 @@ def _softplus(module: nn.Softplus) -> tuple[float, float]:
     if jump > _MAX_JUMP:
         raise SlopeError(f"{label}: jumps by {jump:.2g} at x = {threshold / beta:g}; raise 'threshold' (default 20)")
     return 0.0, 1.0
-
-
-# -- derivatives, in float64 -------------------------------------------------------------------------------------------
-
-
-def _gelu_derivative(module: nn.GELU, x: Tensor) -> Tensor:
-    if module.approximate == "tanh":
-        a, b = math.sqrt(2 / math.pi), 0.044715
-        x = x.clamp(-30, 30)  # constant to rounding beyond, and finite
-        t = torch.tanh(a * (x + b * x**3))
-        return (1 + t) / 2 + x * (1 - t * t) * a * (1 + 3 * b * x * x) / 2
-    x = x.clamp(-40, 40)
-    return torch.special.ndtr(x) + x * torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-
-
-def _gelu_turns(module: nn.GELU) -> tuple[float, ...]:
-    point = 1.41850400879082835 if module.approximate == "tanh" else math.sqrt(2)
-    return -point, point
-
-
-def _silu_derivative(module: Any, x: Tensor) -> Tensor:
-    x = x.clamp(-700, 700)
-    return torch.sigmoid(x) * (1 + x * torch.sigmoid(-x))
-
-
-def _mish_derivative(module: Any, x: Tensor) -> Tensor:
-    x = x.clamp(-700, 700)
-    t = torch.tanh(nn.functional.softplus(x))
-    return t + x * torch.sigmoid(x) * (1 - t * t)
-
-
-def _softplus_derivative(module: nn.Softplus, x: Tensor) -> Tensor:
-    """PyTorch switches to slope one where βx > threshold: the limit of the logistic function up to the margin."""
-    return torch.where(module.beta * x > module.threshold, 1.0, torch.sigmoid(module.beta * x))
-
-
-def _hardswish_on(module: nn.Hardswish, low: Tensor, high: Tensor) -> Range:
-    """σ' = x/3 + 1/2 on (−3, 3), 0 or 1 outside, with jumps between them."""
-    inside = (high >= -3) & (low <= 3)
-    ends = [(inside, end.clamp(-3, 3) / 3 + 0.5) for end in (low, high)]
-    return law.wider(law.hull((low <= -3, torch.zeros_like(low)), (high >= 3, torch.ones_like(low)), *ends))
 
 
 # -- the functions themselves ------------------------------------------------------------------------------------------
@@ -222,45 +181,17 @@ def _softshrink_value(module: nn.Softshrink, x: Any, f: F) -> Any:
     return x - f.clip(x, -limit, limit)
 
 
-def _between(low: str, high: str) -> Any:
+def _between(low: str, high: str, **more: Any) -> Law:
+    """A clamp with these limits."""
+
     def value(module: Any, x: Any, f: F) -> Any:
         limits = (getattr(module, name) for name in (low, high))
         return f.clip(x, *(None if limit is None else f.number(limit) for limit in limits))
 
-    return value
+    return piecewise(lambda module: _limits(module, low, high), value, **more)
 
 
-# -- calls -------------------------------------------------------------------------------------------------------------
-
-
-def _make_clamp(min: float | None = None, max: float | None = None) -> nn.Module:
-    if min is not None and max is not None and min < max:
-        return nn.Hardtanh(min, max)
-    return Clamp(min, max)
-
-
-def _make_rrelu(lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> nn.Module:
-    return nn.RReLU(lower, upper, inplace).train(bool(training))
-
-
-def _make_prelu(weight: Tensor) -> nn.Module:
-    if not isinstance(weight, Tensor) or (weight.requires_grad and not weight.is_leaf):
-        raise SlopeError(
-            "prelu called as a function has a weight that is computed elsewhere, so its slopes are unknown; "
-            "use the module torch.nn.PReLU"
-        )
-    module = nn.PReLU(weight.numel(), device="meta")
-    # A Parameter is shared, so that its gradient and its updates are those of the caller.
-    module.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight.detach(), weight.requires_grad)
-    return module
-
-
-def _along(cls: type[nn.Module], *names: str) -> dict[str, Any]:
-    """The dtype and the stack level that softmax and its kin are called with do not matter."""
-    return dict.fromkeys(names, lambda dim=-1, *args, **kwargs: cls(dim))
-
-
-# -- groups of entries -------------------------------------------------------------------------------------------------
+# -- groups of entries, and classes as a whole -------------------------------------------------------------------------
 
 
 def _consecutive(module: Any, labels: Tensor) -> Tensor:
@@ -282,124 +213,92 @@ def _line(module: nn.Softmax, labels: Tensor) -> Tensor:
     return labels.index_select(axis, torch.zeros(labels.shape[axis], dtype=torch.long))
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+def _called_rrelu(lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any, **__: Any) -> nn.Module:
+    return nn.RReLU(lower, upper).train(bool(training))
+
+
+def _along(cls: type[nn.Module], *names: str) -> dict[str, Any]:
+    """The dtype and the stack level that softmax and its kin are called with do not matter."""
+    return dict.fromkeys(names, lambda dim=-1, *args, **kwargs: cls(dim))
+
 
 _LOGITS = "let the network end in logits and apply it outside of the certified map, as part of the loss"
 
 TABLE: dict[type[nn.Module], Law] = {
-    nn.CELU: law.exponential(
-        _celu, lambda m: (1.0, m.alpha, 1.0), _celu_value, calls="celu", cases=({}, {"alpha": 0.5})
-    ),
-    nn.ELU: law.exponential(
-        _elu,
-        lambda m: (m.alpha, 1.0, 1.0),
-        lambda m, x, f: f.split(x, x, f.number(m.alpha) * _grown(x, f)),
-        calls="elu",
-        cases=({}, {"alpha": 2.0}, {"alpha": -0.5}),
+    nn.CELU: exponential(_celu, lambda m: (1.0, m.alpha, 1.0), _celu_value, calls="celu", cases=({}, {"alpha": 0.5})),
+    nn.ELU: exponential(
+        _elu, lambda m: (m.alpha, 1.0, 1.0), lambda m, x, f: f.split(x, x, f.number(m.alpha) * _grown(x, f)),
+        calls="elu", cases=({}, {"alpha": 2.0}, {"alpha": -0.5}),
     ),
     nn.GELU: smooth(
-        _gelu, _gelu_derivative, _gelu_turns, _gelu_value, calls="gelu", cases=({}, {"approximate": "tanh"})
+        _gelu, lambda m: (-_GELUS[m.approximate][2], _GELUS[m.approximate][2]), _gelu_value, calls="gelu",
+        cases=({}, {"approximate": "tanh"}),
     ),
-    nn.Hardshrink: piecewise(
-        _hardshrink_pieces, lambda m, x, f: x, calls="hardshrink", cases=({"lambd": 0.0}, {})
-    ),
+    nn.Hardshrink: piecewise(_hardshrink, lambda m, x, f: x, calls="hardshrink", cases=({"lambd": 0.0}, {})),
     nn.Hardsigmoid: piecewise(  # σ = relu6(x + 3)/6
         lambda m: _clipped(-3.0, 3.0, 1.0 / 6.0), lambda m, x, f: _hardsigmoid_value(x, f), calls="hardsigmoid"
     ),
-    nn.Hardswish: Law(  # σ = x relu6(x + 3)/6
-        lambda m: (-0.5, 1.5), _hardswish_on, lambda m, x, f: x * _hardsigmoid_value(x, f), calls="hardswish"
+    nn.Hardswish: ramp(  # σ = x relu6(x + 3)/6
+        3.0, -0.5, 1.5, lambda m, x, f: x * _hardsigmoid_value(x, f), calls="hardswish"
     ),
-    nn.Hardtanh: piecewise(
-        _hardtanh_pieces, _between("min_val", "max_val"), calls="hardtanh",
-        cases=({}, {"min_val": -0.2, "max_val": 3.0}),
-    ),
+    nn.Hardtanh: _between("min_val", "max_val", calls="hardtanh", cases=({}, {"min_val": -0.2, "max_val": 3.0})),
     nn.Identity: piecewise(lambda m: [(-_INF, _INF, 1.0)], lambda m, x, f: x),
     nn.LeakyReLU: piecewise(
-        lambda m: [(-_INF, 0.0, number(m, "negative_slope")), (0.0, _INF, 1.0)],
-        lambda m, x, f: _leaky(x, f.number(m.negative_slope), f),
+        lambda m: _kink(number(m, "negative_slope")), lambda m, x, f: _leaky(x, f.number(m.negative_slope), f),
         calls="leaky_relu",
         cases=({}, {"negative_slope": 0.2}, {"negative_slope": -0.5}, {"negative_slope": 3.0}),
     ),
     nn.LogSigmoid: smooth(  # σ' = 1/(1 + eˣ)
-        (0.0, 1.0), lambda m, x: torch.sigmoid(-x), (), lambda m, x, f: -_softplus_value(-x, f),
-        calls="logsigmoid log_sigmoid",
+        (0.0, 1.0), (), lambda m, x, f: -_softplus_value(-x, f), calls="log_sigmoid logsigmoid"
     ),
     # σ = x T, T = tanh(s), s = log(1 + eˣ), p = s' = 1/(1 + e⁻ˣ), σ' = T + x p (1 − T²);
     # σ'' = (1 − T²) p (2 + x(1 − p − 2pT)) = 0 at the critical points
     nn.Mish: smooth(
-        (-0.1125261223894625564073, 1.088498161251727861228),
-        _mish_derivative,
-        (-2.25637639636079312, 1.49057117948542845),
-        lambda m, x, f: x * f.tanh(_softplus_value(x, f)),
-        calls="mish",
+        (-0.1125261223894625564073, 1.088498161251727861228), (-2.25637639636079312, 1.49057117948542845),
+        lambda m, x, f: x * f.tanh(_softplus_value(x, f)), calls="mish",
     ),
     nn.PReLU: piecewise(  # the current weights, over all channels
-        lambda m: [(-_INF, 0.0, m.weight), (0.0, _INF, 1.0)],
-        lambda m, x, f: _leaky(x, f.channels(m.weight, x), f),
-        calls={"prelu": _make_prelu},
+        lambda m: _kink(m.weight), lambda m, x, f: _leaky(x, f.channels(m.weight, x), f), calls="prelu",
         cases=({}, {"init": -0.7}, {"init": 1.0}),
     ),
-    nn.ReLU: piecewise(
-        lambda m: [(-_INF, 0.0, 0.0), (0.0, _INF, 1.0)], lambda m, x, f: f.clip(x, low=f.constant(0.0)), calls="relu"
-    ),
-    nn.ReLU6: piecewise(_hardtanh_pieces, _between("min_val", "max_val"), calls="relu6"),
-    nn.RReLU: piecewise(_rrelu_pieces, _rrelu_value, calls={"rrelu": _make_rrelu}),
-    nn.SELU: law.exponential(  # σ' = s αeˣ ∈ (0, sα] for x < 0, s for x > 0
-        (0.0, 1.758099340847376859940),
-        lambda m: (1.758099340847376859940, 1.0, _SELU_SCALE),
-        lambda m, x, f: f.constant(_SELU_SCALE) * f.split(x, x, f.constant(_SELU_ALPHA) * _grown(x, f)),
-        calls="selu",
+    nn.ReLU: piecewise(lambda m: _kink(0.0), lambda m, x, f: f.clip(x, low=f.constant(0.0)), calls="relu"),
+    nn.ReLU6: _between("min_val", "max_val", calls="relu6"),
+    nn.RReLU: piecewise(_rrelu, _rrelu_value, calls={"rrelu": _called_rrelu}),
+    nn.SELU: exponential(  # σ' = s αeˣ ∈ (0, sα] for x < 0, s for x > 0
+        (0.0, _SELU_STEEPEST), lambda m: (_SELU_STEEPEST, 1.0, _SELU_SCALE),
+        lambda m, x, f: f.constant(_SELU_SCALE) * f.split(x, x, f.constant(_SELU_ALPHA) * _grown(x, f)), calls="selu",
     ),
     # σ' = p + x p(1 − p), p = 1/(1 + e⁻ˣ); σ'' = 0 ⇔ x tanh(x/2) = 2; m = 1 − L as for GELU
     nn.SiLU: smooth(
-        (-0.09983932012886691695818, 1.099839320128866916958),
-        _silu_derivative,
-        (-2.39935728051546766, 2.39935728051546766),
-        lambda m, x, f: x * _sigmoid_value(x, f),
-        calls="silu",
+        (-0.09983932012886691695818, 1.099839320128866916958), (-2.39935728051546766, 2.39935728051546766),
+        lambda m, x, f: x * _sigmoid_value(x, f), calls="silu",
     ),
     nn.Sigmoid: smooth(  # σ' = p(1 − p) ≤ 1/4, at x = 0
-        (0.0, 0.25), lambda m, x: torch.sigmoid(x) * torch.sigmoid(-x), (0.0,), lambda m, x, f: _sigmoid_value(x, f),
-        calls="sigmoid expit special_expit",
+        (0.0, 0.25), (0.0,), lambda m, x, f: _sigmoid_value(x, f), calls="sigmoid special_expit"
     ),
     nn.Softplus: smooth(
-        _softplus,
-        _softplus_derivative,
-        (),
-        lambda m, x, f: f.divide(_softplus_value(f.number(m.beta) * x, f), f.number(m.beta)),
-        calls="softplus",
-        cases=({}, {"beta": 3.0}, {"threshold": 1.0}),
+        _softplus, (), lambda m, x, f: f.divide(_softplus_value(f.number(m.beta) * x, f), f.number(m.beta)),
+        calls="softplus", cases=({}, {"beta": 3.0}, {"threshold": 1.0}),
     ),
-    nn.Softshrink: piecewise(
-        _softshrink_pieces, _softshrink_value, calls="softshrink", cases=({}, {"lambd": 0.0})
+    nn.Softshrink: piecewise(_softshrink, _softshrink_value, calls="softshrink", cases=({}, {"lambd": 0.0})),
+    nn.Softsign: smooth(  # σ' = 1/(1 + |x|)²
+        (0.0, 1.0), (0.0,), lambda m, x, f: f.divide(x, f.constant(1.0) + f.abs(x)), calls="softsign"
     ),
-    nn.Softsign: smooth(
-        (0.0, 1.0), lambda m, x: (1 + x.abs()) ** -2, (0.0,),
-        lambda m, x, f: f.divide(x, f.constant(1.0) + f.abs(x)), calls="softsign",
-    ),
-    nn.Tanh: smooth((0.0, 1.0), lambda m, x: 1 - x.tanh() ** 2, (0.0,), lambda m, x, f: f.tanh(x), calls="tanh"),
-    nn.Tanhshrink: smooth(
-        (0.0, 1.0), lambda m, x: x.tanh() ** 2, (0.0,), lambda m, x, f: x - f.tanh(x), calls="tanhshrink"
-    ),
+    nn.Tanh: smooth((0.0, 1.0), (0.0,), lambda m, x, f: f.tanh(x), calls="tanh"),
+    nn.Tanhshrink: smooth((0.0, 1.0), (0.0,), lambda m, x, f: x - f.tanh(x), calls="tanhshrink"),
     nn.Threshold: piecewise(
-        _threshold_pieces,
-        lambda m, x, f: f.clip(x, low=f.number(m.threshold)),
-        calls="threshold",
+        _threshold, lambda m, x, f: f.clip(x, low=f.number(m.threshold)), calls="threshold",
         cases=({"threshold": 0.3, "value": 0.3}, {"threshold": 0.1, "value": 20.0}),
     ),
-    Abs: piecewise(
-        lambda m: [(-_INF, 0.0, -1.0), (0.0, _INF, 1.0)], lambda m, x, f: f.abs(x), calls="abs absolute"
-    ),
-    Atan: smooth((0.0, 1.0), lambda m, x: 1 / (1 + x * x), (0.0,), lambda m, x, f: f.atan(x), calls="atan arctan"),
-    Clamp: piecewise(
-        _clamp_pieces,
-        _between("min", "max"),
-        calls={"clamp": _make_clamp, "clip": _make_clamp, "clamp_min": lambda min: Clamp(min=min),
-               "clamp_max": lambda max: Clamp(max=max)},
+    Abs: piecewise(lambda m: _kink(-1.0), lambda m, x, f: f.abs(x), calls="abs absolute"),
+    Atan: smooth((0.0, 1.0), (0.0,), lambda m, x, f: f.atan(x), calls="atan arctan"),
+    Clamp: _between(
+        "min", "max",
+        calls={"clamp": Clamp, "clip": Clamp, "clamp_min": Clamp, "clamp_max": lambda max: Clamp(max=max)},
         cases=({"min": -1.0, "max": 1.0}, {"min": 0.0}, {"max": 0.2}, {"min": 1.0, "max": -1.0}),
     ),
-    Cos: law.wave(math.pi / 2, lambda m, x, f: f.cos(x), calls="cos"),
-    Sin: law.wave(0.0, lambda m, x, f: f.sin(x), calls="sin"),
+    Cos: wave(math.pi / 2, lambda m, x, f: f.cos(x), calls="cos"),
+    Sin: wave(0.0, lambda m, x, f: f.sin(x), calls="sin"),
     # Sorting moves no two vectors apart; softmax is the gradient of a convex function of curvature at most 1/2.
     GroupSort: Law(joint=Joint(0.0, 1.0, lambda m: m.group_size, _consecutive), cases=({"group_size": 3},)),
     MaxMin: Law(joint=Joint(0.0, 1.0, lambda m: 2, _consecutive)),

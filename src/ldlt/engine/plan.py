@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -335,7 +336,7 @@ class _Order:
             for group in self.groups[name]:
                 self.need(group.needs)
                 self.steps.append(Step(group=group.name))
-            self.steps.append(Step(joins=name))
+            self.steps += [Step(joins=name)] if len(self.groups[name]) > 1 else []  # else it bears the same name
         elif not isinstance(node, Input):
             self.need(node.parents)
             for owner in self.owners.get(name, []):  # a map can transport only once its weight is known
@@ -427,18 +428,13 @@ class _Grids:
             image = self.images[group.value]
             return None if image is None else natural(image)
         found = [self.cells[t.affine] for t in group.terms]
-        found += [] if group.is_output else [self.cells[group.node]]
-        cells = found[0]
-        for other in found[1:]:
-            cells = meet(cells, other)
-        return cells
+        return reduce(meet, found if group.is_output else [*found, self.cells[group.node]])
 
     def _shared(self, group: Group) -> Tensor | None:
         """For each row of a group the number of its multiplier; None if each has its own."""
-        if group.is_output:
+        node = self.graph.index.get(group.node)
+        if not isinstance(node, Activation):
             return None
-        node = self.graph[group.node]
-        assert isinstance(node, Activation)
         owner = groups = activations.mixed(node.resolve(self.module), node.shape)
         if self._tied(node):
             pixels = math.prod(node.shape[1:] if self.torus is None else self.torus.sheets[node.name].window)
@@ -495,21 +491,20 @@ class _Grids:
         rows = torch.arange(len(cell)) if group.rows is None else torch.tensor(group.rows)
         order = torch.argsort(cell[rows], stable=True).reshape(count, -1)
         found = _same_in_cells(cell[rows][order], where[rows][order])
-        terms = []
+        terms: list[tuple[Tensor | None, int]] = []
         for term in group.terms:
             affine = self.graph[term.affine]
             used = torch.arange(len(rows)) if term.rows is None else torch.tensor(term.rows)
             at, place = cell_rows(affine.shape, cells)
-            same = _same_in_cells(at[used][order], place[used][order])
-            terms.append(None if same is None else (same, affine.features // count))
-        if found is None or None in terms:
+            terms.append((_same_in_cells(at[used][order], place[used][order]), affine.features // count))
+        if found is None or any(t is None for t, _ in terms):
             return self._place(group, None)
         parts = () if cells is None else phases(shape, cells) if group.rows is None else (1,) * len(cells)
         return Place(
             Layout(cells, parts, len(found)),
             _unless_all(found, len(cell) // count),
             _unless_all(rows[order[0]], len(cell)),
-            tuple(_unless_all(*t) for t in terms if t is not None),
+            tuple(_unless_all(t, n) for t, n in terms if t is not None),
             None if shared is None else shared[order[0]],
             shared,
         )
@@ -531,33 +526,26 @@ def _unless_all(rows: Tensor, count: int) -> Tensor | None:
 
 def _straight(plan: Plan, graph: Graph) -> frozenset[str]:
     """See :class:`Plan`: on such a stretch, the factor of a covariance is only divided by."""
-    found = set()
-    for i, step in enumerate(plan.steps):
-        if step.group is None or len(plan.parts(plan.groups[step.group].node)) > 1:
-            continue
-        value, alone, reader, last = step.group, len(step.live) <= 1, plan.output, step
-        for last in plan.steps[i + 1 :]:
-            if last.group is not None:
-                reader = plan.groups[last.group]
-                break
-            node = graph.index.get(last.transport or "")
-            ordered = isinstance(node, Wire) and node.role == "order"
-            alone = alone and len(last.live) <= 1 and (last.transport is None or ordered)
-            value = last.name
-        gone = value not in last.live if not reader.is_output else len(plan.heads) == 1
-        if alone and reader.free and reader.needs == [value] and gone:
-            found.add(step.group)
+    found, start, value = set(), "", ""  # the group that such a stretch began with, and what is live now
+    for step in plan.steps:
+        node = graph.index.get(step.transport or "")
+        reader = plan.groups.get(step.group or "")
+        if reader is not None:
+            if start and reader.needs == [value] and reader.free and value not in step.live:
+                found.add(start)
+            start = value = reader.name if len(plan.parts(reader.node)) == 1 else ""
+        elif isinstance(node, Wire) and node.role == "order":
+            value = node.name
+        else:
+            start = ""
+        start = start if len(step.live) <= 1 else ""
+    if start and len(plan.heads) == 1 and plan.output.free and plan.output.needs == [value]:
+        found.add(start)
     return frozenset(found)
 
 
 def make_plan(graph: Graph, module: nn.Module, torus: Torus | None = None) -> Plan:
-    """The plan of a graph.
-
-    Args:
-        graph: A traced graph.
-        module: The module it was traced from, for its constants and activations.
-        torus: The graph on its torus, where activations of images keep their maps.
-    """
+    """The plan of a graph that was traced from a module; on a torus activations of images keep their maps."""
     demoted: set[str] = set() if torus is None else {a.name for a in graph.activations if a.name in torus.sheets}
     while True:
         try:
@@ -573,9 +561,7 @@ def make_plan(graph: Graph, module: nn.Module, torus: Torus | None = None) -> Pl
             plan = _Grids(graph, module, plan, torus).place()
             return plan if torus is not None else replace(plan, straight=_straight(plan, graph))
         except RecursionError as error:
-            raise GraphError(
-                "the graph has too long a chain of operations without an activation between them"
-            ) from error
+            raise GraphError("the graph has too long a chain of operations without an activation") from error
         except _Cycle as cycle:
             if cycle.activation in demoted:
                 raise GraphError(f"the maps that feed '{cycle.activation}' depend on each other in a cycle") from cycle
@@ -583,17 +569,10 @@ def make_plan(graph: Graph, module: nn.Module, torus: Torus | None = None) -> Pl
 
 
 def largest_dense(plan: Plan, graph: Graph) -> tuple[int, str]:
-    """Entries of the largest dense generators of a sweep, from shapes alone, and at which value.
-
-    The noise of what is live is compressed to about as many dimensions as it has features.
-    """
-    worst, where = 0, ""
-    for step in plan.steps:
-        if step.cells is not None:
-            continue
+    """Entries of the largest dense generators of a sweep, from shapes alone, and at which value."""
+    found = [(0, "")]
+    for step in (s for s in plan.steps if s.cells is None):
         node = plan.groups[step.group].value if step.group else step.name
         values = {node, *graph[node].parents, *(plan.groups[n].value if n in plan.groups else n for n in step.live)}
-        entries = sum(graph[v].features for v in values) ** 2
-        if entries > worst:
-            worst, where = entries, node
-    return worst, where
+        found.append((sum(graph[v].features for v in values) ** 2, node))  # noise is compressed to what is live
+    return max(found, key=lambda f: f[0])

@@ -137,8 +137,8 @@ class Sweep:
                 elif step.joins is not None:
                     self.live[step.joins] = self._joined(step.joins, self.live.live)
             # What is eliminated later does not change the constant of a value.
-            if self.watch is not None and self.watch in (step.transport, step.joins):
-                self.watched = self.live[self.watch].matrix()
+            if self.watch == step.name:
+                self.watched = self.live[step.name].matrix()
             self.live.keep(step.live)
         layout, output = self._heads() if self.plan.output.free else self._given_output()
         return Explicit(self.weights, self.multipliers, self.given.bound, layout, output, self.watched)

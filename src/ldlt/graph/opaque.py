@@ -20,7 +20,7 @@ __all__ = ["DROPOUT", "Known", "opaque"]
 DROPOUT = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Identity,
 )  # fmt: skip
-_FUNCTIONS = {F.softsign, F.tanhshrink, F.softshrink, F.rrelu}
+_FUNCTIONS = {f: f.__name__ for f in (F.softsign, F.tanhshrink, F.softshrink, F.rrelu)}
 """Activations that ATen writes as several operations."""
 _CHANCE = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
@@ -72,8 +72,8 @@ class Known(TorchFunctionMode):
             return args[0] if args else options["input"]
         if self.functions and func in _FUNCTIONS and not (options.get("inplace", False) or True in args[4:5]):
             x, *rest = args if args else (options.pop("input"),)
-            path = f"={getattr(func, '__name__', 'function')}_{len(self.made)}"
-            self.made[path] = activations.from_call(func, tuple(rest), options)  # type: ignore[assignment]
+            path = f"={_FUNCTIONS[func]}_{len(self.made)}"
+            self.made[path] = cast(Any, activations.maker(_FUNCTIONS[func]))(*rest, **options)
             return _as_layer(x, path)
         return func(*args, **options)
 
