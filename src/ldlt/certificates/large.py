@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ldlt.covariance import smooth_maximum
 from ldlt.certificates.problem import Layer, Problem
+from ldlt.covariance import smooth_maximum
 
 __all__ = ["descend"]
 

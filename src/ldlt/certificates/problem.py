@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.covariance import Covariance
 from ldlt.certificates.local import Rows, doubles, global_slopes, nonzero, push
+from ldlt.covariance import Covariance
 from ldlt.errors import OptionError, ShapeError
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,9 +28,12 @@ from ldlt.graph import Activation, Affine, Convolution, Graph
 from ldlt.graph.convolution import meet
 from ldlt.images.grids import Layout, _weights
 from ldlt.images.local import Field, dominate
-from ldlt.images.torus import Map, Sheet, Torus
+from ldlt.images.torus import Map, Ring, Sheet, Torus
 
-__all__ = ["LocalSweep"]
+__all__ = ["LocalSweep", "check_heads"]
+
+Values = Callable[[str], Tensor]
+Linear = Callable[[Values], Tensor]
 
 
 class LocalSweep(Sweep):
@@ -75,7 +78,8 @@ class LocalSweep(Sweep):
 
     def _watch(self, step: Step) -> None:
         if self.watch is not None and self.watch in (step.transport, step.joins) and self.watch in self.field.cov.sizes:
-            self.watched = self._half(self.field[self.watch], self.field.sizes[self.watch])
+            half = self._half(self.field[self.watch], self.field.sizes[self.watch])
+            self.watched = self.field.units[self.watch] * half
 
     def _half(self, matrix: Tensor, size: Tensor) -> Tensor:
         """``F`` with ``FF^* = G`` and a floor, an input of its own for each feature."""
@@ -90,7 +94,8 @@ class LocalSweep(Sweep):
         return value in self.torus.sheets or value in self.torus.flat
 
     def _live(self, step: Step) -> list[str]:
-        return [self.torus.image(v) for v in step.live]
+        """What is read after a step, and what free matrices make of the images that were left."""
+        return [*(self.torus.image(v) for v in step.live), *(n for n in self.field.cov.sizes if n.startswith("(raw)"))]
 
     def _image_step(self, place: int) -> int:
         """Do a step, or several at once; how many."""
@@ -130,7 +135,7 @@ class LocalSweep(Sweep):
         cells, sides = self.field.cells, self.torus.sheets[first.name].sides
         found: list[Step] = []
         for step in self.steps[place:]:
-            inner = [p for p in self._parents(step.name)] if thins(self.torus, step) else []
+            inner = self._parents(step.name) if thins(self.torus, step) else []
             fits = inner and all(p in self.field.cov.sizes and self.torus.sheets[p].sides == cells for p in inner)
             if not fits or self.torus.sheets[step.name].sides != sides:
                 break
@@ -148,7 +153,7 @@ class LocalSweep(Sweep):
         for p, m in zip(parents, maps, strict=True):
             both[p] = m if p not in both else _sum(both[p], m)
         layout = Layout.of((math.prod(out.lead), *torus.sheets[parents[0]].sides) if not thin else out.shape, cells)
-        self.field = self.field.transport(step.name, both, layout, keep)
+        self.field = self.field.add(step.name, self.field.read(both), layout, keep)
 
     def _tensors(self, path: str) -> Tensor:
         found = self.given.weights.get(path)
@@ -198,11 +203,12 @@ class LocalSweep(Sweep):
             total = int(owner.max()) + 1
             least = multiplier.new_full((total,), torch.inf).scatter_reduce(0, owner, multiplier, "amin")
             multiplier = least[owner]
+        unit = self.field.units[value]
         self._activate(group, read, multiplier, center, radius, step)
         if sheet is not None:
-            assert owner is not None and place.every is not None
+            assert place.every is not None
             multiplier = least[place.every.to(like.device)]
-        self.multipliers[group.name] = multiplier
+        self.multipliers[group.name] = multiplier / unit / unit
 
     def _read(self, value: str, rows: Tensor | None) -> tuple[Read, Tensor]:
         """Covariances of a live value itself, or of some of its features."""
@@ -223,15 +229,10 @@ class LocalSweep(Sweep):
         value = self.torus.image(group.value)
         cov, slack = field.cov.activate(read, diagonal, name, center.to(diagonal), radius.to(diagonal), keep)
         cov = replace(cov, matrix=torch.where(slack.isnan()[..., None, None], torch.nan, cov.matrix))
-        self.field = replace(field, cov=cov)
-        own = self.field[name].detach().diagonal(dim1=-2, dim2=-1).real
+        own = cov.matrix[..., cov.places[name], cov.places[name]].detach().diagonal(dim1=-2, dim2=-1).real
         own = own if own.ndim == 1 else own.amax(0)
-        layout = field.layouts.get(value)
-        if layout is None or layout.features != len(own):
-            layout = Layout(None, (), len(own))
-        self.field = replace(
-            self.field, layouts={**field.layouts, name: layout}, sizes={**field.sizes, name: own.sqrt()}
-        )
+        layout = field.layouts[value] if field.cells is not None else Layout(None, (), len(own))
+        self.field = field.joined(cov, name, layout, own.sqrt(), field.units[value])
 
     # -- from images to vectors --------------------------------------------------------------------------------------
 
@@ -259,9 +260,9 @@ class LocalSweep(Sweep):
             else:
                 rows[name] = self._found(node)
         for name in self.field.cov.sizes:
-            own = self.field[name].diagonal(dim1=-2, dim2=-1).real.mean(-1)
-            self.left[name] = own @ _weights(self.field.cells).to(own)
-            self.left_sizes[name] = self.field.sizes[name].amax()
+            own, unit = self.field[name].diagonal(dim1=-2, dim2=-1).real.mean(-1), self.field.units[name]
+            self.left[name] = (own @ _weights(self.field.cells).to(own) + smallest(self.unit)).sqrt() * unit
+            self.left_sizes[name] = self.field.sizes[name].amax() * unit
         self.field = self.field.leave(rows)
 
     def _is_image(self, value: str) -> bool:
@@ -301,12 +302,10 @@ class LocalSweep(Sweep):
             groups = self.plan.parts(step.joins or "")
             if len(groups) > 1:
                 order = self._order(groups)
-                self._columns(step.joins or "", lambda f: torch.cat([f(g.name) for g in groups], -1)[..., order], step)
-        self.field = self.field.keep([*self._live(step), *self._raws()])
+                every = [g.name for g in groups]
+                self._columns(step.joins or "", every, lambda f: torch.cat([f(n) for n in every], -1)[..., order])
+        self.field = self.field.keep(self._live(step))
         return 1
-
-    def _raws(self) -> list[str]:
-        return [n for n in self.field.cov.sizes if n.startswith("(raw) ")]
 
     def _carry(self, step: Step) -> None:
         node: Any = self.graph[step.name]
@@ -315,42 +314,47 @@ class LocalSweep(Sweep):
         if isinstance(node, Affine):
             weight = self.weights.get(node.weight, self.given.weights[node.weight])
             if _raw(node.name) in self.field.cov.sizes:
-                normal = self.normals[node.name]
-                return self._columns(node.name, lambda f: f(_raw(node.name)) @ normal.mT, step)
-            return self._columns(node.name, lambda f: node.apply(self._shaped(f, node.parents[0]), weight), step)
+                raw, normal = _raw(node.name), self.normals[node.name]
+                return self._columns(node.name, [raw], lambda f: f(raw) @ normal.mT)
+            return self._columns(
+                node.name, node.parents, lambda f: node.apply(self._shaped(f, node.parents[0]), weight)
+            )
         run = node.linear(self.tensors)
-        return self._columns(node.name, lambda f: run(*(self._shaped(f, p) for p in node.parents)), step)
+        return self._columns(node.name, node.parents, lambda f: run(*(self._shaped(f, p) for p in node.parents)))
 
-    def _shaped(self, values: Callable[[str], Tensor], name: str) -> Tensor:
+    def _shaped(self, values: Values, name: str) -> Tensor:
         return values(name).reshape(-1, *self.graph[name].shape)
 
-    def _columns(self, name: str, function: Callable[[Callable[[str], Tensor]], Tensor], step: Step | None) -> None:
-        """A linear function of live vectors, known by what it makes of batches of them."""
-        cov = self.field.cov
-        read = self._through(function)
-        sizes = {n: s for n, s in self.field.sizes.items() if n in cov.places}
-        size = _magnitude(function, sizes)
-        found = cov.transport(name, read, [*cov.sizes, name])
-        layouts = {**self.field.layouts, name: Layout(None, (), len(size))}
-        self.field = replace(self.field, cov=found, layouts=layouts, sizes={**self.field.sizes, name: size})
+    def _columns(self, name: str, read: Sequence[str], function: Linear) -> None:
+        """Add a linear function of some live vectors, known by what it makes of batches of them."""
+        found = self._through(read, function)
+        self.field = self.field.add(name, found, Layout(None, (), len(found[1])), [*self.field.cov.sizes, name])
 
-    def _through(self, function: Callable[[Callable[[str], Tensor]], Tensor]) -> Read:
-        cov = self.field.cov
-        places = cov.places
-        cross = function(lambda n: cov.matrix[places[n], :].mT).flatten(1).mT
-        spread = function(lambda n: cross[:, places[n]]).flatten(1)
-        return Read(cross, (spread + spread.mT) / 2)
+    def _through(self, read: Sequence[str], function: Linear) -> tuple[Read, Tensor, Tensor]:
+        """Its covariances, magnitudes and unit."""
+        field, cov, places = self.field, self.field.cov, self.field.cov.places
+        unit = field.unit(read)
+        share = {n: field.units[n] / unit for n in read}
+        cross = function(lambda n: share[n] * cov.matrix[places[n], :].mT).flatten(1).mT
+        spread = function(lambda n: share[n] * cross[:, places[n]]).flatten(1)
+        size = _magnitude(function, {n: (share[n] * field.sizes[n]).detach() for n in read})
+        return Read(cross, (spread + spread.mT) / 2), size, unit
 
-    def _raw_sum(self, group: Group) -> Callable[[Callable[[str], Tensor]], Tensor]:
+    def _sources(self, group: Group) -> list[str]:
+        """Live vectors that a group reads."""
+        found = [m for m in group.members if not self._is_image(m)]
+        return [*found, *(r for t in group.terms if (r := _raw(t.affine)) in self.field.cov.sizes)]
+
+    def _raw_sum(self, group: Group) -> Linear:
         """``Σ_t scale W_t z_t`` for the free matrices as they are."""
 
-        def function(values: Callable[[str], Tensor]) -> Tensor:
+        def function(values: Values) -> Tensor:
             total: Any = 0.0
             for term, rows, node in self._terms(group):
                 sizes = [self.graph[m].features for m in term.members]
                 columns = self.given.weights[node.weight].split(sizes, -1)
                 read = [(m, w) for m, w in zip(term.members, columns, strict=True) if not self._is_image(m)]
-                y: Any = values(_raw(term.affine)) if _raw(term.affine) in self.field.cov.sizes else 0.0
+                y: Any = values(_raw(term.affine)) if len(read) < len(columns) else 0.0
                 for m, weight in read:
                     y = y + values(m) @ weight.mT
                 total = total + term.scale * (y if rows is None else y[..., rows])
@@ -360,13 +364,10 @@ class LocalSweep(Sweep):
 
     def _contract(self, group: Group, head: bool) -> tuple[Read, Tensor, Any, Tensor]:
         """Of the rows ``N Σ W z`` of a group: their covariances, ``U``, what contracted it, and ``N``."""
-        function = self._raw_sum(group)
-        read = self._through(function)
-        size = _magnitude(function, {n: s for n, s in self.field.sizes.items() if n in self.field.cov.places})
-        # Whatever the scale of what is read, the free matrix is measured in it.
-        scale = self._scale(group)
+        read, size, unit = self._through(self._sources(group), self._raw_sum(group))
+        scale = self._scale(group, unit)  # whatever the scale of what is read, the free matrix is measured in it
         matrix, contracted, normal = self._normaliser(group, self._half(read.spread, size), scale, head)
-        return Read(normal @ read.cross, matrix @ matrix.mT), matrix, contracted, normal
+        return Read(normal @ read.cross, matrix @ matrix.mT), matrix, contracted, normal / unit
 
     def _normaliser(self, group: Group, root: Tensor, scale: Tensor, head: bool) -> tuple[Tensor, Any, Tensor]:
         """``U``, what contracted it (None for a head), and ``N`` with ``N R = U``, for a lower-triangular ``R``."""
@@ -375,14 +376,19 @@ class LocalSweep(Sweep):
         matrix = self.blueprint.head(root, extra) if contracted is None else contracted.matrix
         return matrix, contracted, torch.linalg.solve_triangular(root, matrix, upper=False, left=False) / scale
 
-    def _scale(self, group: Group) -> Tensor:
-        """Root mean square of what a group reads: free matrices are measured in it."""
-        energy, count = self.given.bound.new_zeros(()), 0
+    def _scale(self, group: Group, unit: Tensor) -> Tensor:
+        """Root mean square of what a group reads, in a unit: free matrices are measured in it."""
+        found, count = [], []
         for member in group.members:
             image = self.torus.image(member)
-            own = self.left[image] if image in self.left else self.field[member].diagonal().mean()
-            energy, count = energy + own * self.graph[member].features, count + self.graph[member].features
-        return (energy / count + smallest(self.unit)).sqrt()
+            if image not in self.left:
+                own = (self.field[member].diagonal().mean() + smallest(self.unit)).sqrt() * self.field.units[member]
+            else:
+                own = self.left[image]
+            found.append(own / unit)
+            count.append(self.graph[member].features)
+        shares = torch.tensor(count).to(unit) / sum(count)
+        return torch.linalg.vector_norm(torch.stack(found) * shares.sqrt()) + smallest(self.unit)
 
     def _normalised(self, group: Group, step: Step) -> None:
         place, new = self.plan.places[group.name], self._neurons(group, step.live)
@@ -396,8 +402,8 @@ class LocalSweep(Sweep):
         # With D = (2r²Λ)^{-1}: T = D^{1/2} U U' D^{1/2}, and (D − T)^{-1} = D^{-1/2} K'K D^{-1/2}.
         root = contracted.root.dense()  # K
         field = self.field
-        live = field.cov.keep([*self._live(step), *self._raws()])
-        index = field.cov._index([*self._live(step), *self._raws()])
+        live = field.cov.keep(self._live(step))
+        index = field.cov._index(self._live(step))
         spread = root @ matrix @ matrix.mT  # K U U'
         beside = root @ read.cross[:, index]  # K × (cross / scale)
         gain = live.matrix + beside.mT @ beside if live.sizes else live.matrix
@@ -408,8 +414,8 @@ class LocalSweep(Sweep):
             own = torch.cat([torch.cat([gain, across.mT], -1), torch.cat([across, own], -1)], -2)
         sizes = own.diagonal()[-len(multiplier) :].detach().sqrt()
         cov = replace(field.cov, sizes={**live.sizes, group.name: len(multiplier)}, matrix=own)
-        layouts = {**field.layouts, group.name: Layout(None, (), len(multiplier))}
-        self.field = replace(field, cov=cov, layouts=layouts, sizes={**field.sizes, group.name: sizes})
+        layout = Layout(None, (), len(multiplier))
+        self.field = field.joined(cov, group.name, layout, sizes, torch.ones_like(field.unit(field.units)))
         if place.every is not None and new.shared is not None:
             values = multiplier.new_zeros(new.count).index_copy(0, new.shared, multiplier)
             multiplier = values[place.every.to(multiplier.device)]
@@ -417,7 +423,7 @@ class LocalSweep(Sweep):
 
     def _assign_metric(self, group: Group, normal: Tensor) -> None:
         """``N W`` in the place of the group's rows."""
-        for term, rows, node in self._terms(group):
+        for _, rows, node in self._terms(group):
             weight = self.weights.get(node.weight, self.given.weights[node.weight])
             if rows is None:
                 mixing = normal
@@ -443,53 +449,49 @@ class LocalSweep(Sweep):
 
     def _given_output_of(self, value: str) -> Explicit:
         image = self.torus.image(value)
-        half = self._half(self.field[image], self.field.sizes[image])
-        return self._explicit(
-            half, self.field.layouts[image], self.field.sizes[image].detach(), self.torus.sheets.get(image)
-        )
+        half, unit = self._half(self.field[image], self.field.sizes[image]), self.field.units[image]
+        size = (unit * self.field.sizes[image]).detach()
+        return self._explicit(unit * half, self.field.layouts[image], size, self.torus.sheets.get(image))
 
     def _image_head(self) -> Explicit:
         """The output is a convolution of an image: its channels are normalised."""
         (group,) = self.plan.heads
-        sheet, cells = self.torus.sheets[self.torus.image(group.value)], self.field.cells
+        sheet = self.torus.sheets[self.torus.image(group.value)]
+        parents = {n.name: self._ensured(self._parents(n.name)[0], sheet) for _, _, n in self._terms(group)}
+        cells = self.field.cells
         maps: dict[str, Map] = {}
         for term, _, node in self._terms(group):
-            (parent,) = self.torus.operators[node.name].node.parents
-            parent = self._ensured(parent)
+            parent = parents[node.name]
             inner = self.torus.sheets[parent]
-            cells = self.field.cells
             (one,) = self.torus.operators[node.name].maps(self._tensors, [inner], sheet, cells, self.given.bound)
             one = one if term.scale == 1 else _times(one, term.scale)
             maps[parent] = one if parent not in maps else _sum(maps[parent], one)
-        read = self.field.read(maps)
-        size = torch.stack([m.sizes(self.field.sizes[p]) for p, m in maps.items()]).square().sum(0).sqrt()
+        read, size, unit = self.field.read(maps)
         layout = Layout.of(sheet.shape, cells)
         channels = math.prod(sheet.lead)
         parts = layout.features // channels
         bound = dominate(read.spread, size, torch.ones_like(size), self.blueprint.power, self.unit)
         bound = bound.reshape(channels, parts).amax(1) + smallest(self.unit)
         scale = (bound.mean() + smallest(self.unit)).sqrt().detach()
-        matrix, _, normal = self._normaliser(group, torch.diag(bound.sqrt()), scale, head=True)
+        _, _, normal = self._normaliser(group, torch.diag(bound.sqrt()), scale, head=True)
         for _, _, node in self._terms(group):
             weight = self.given.weights[node.weight]
-            flat = weight.transpose(0, 1) if self.torus.operators[node.name].ring.transposed else weight
-            new = torch.einsum("ab,b...->a...", normal, flat)
+            flat = weight.transpose(0, 1) if cast(Ring, self.torus.operators[node.name].ring).transposed else weight
+            new = torch.einsum("ab,b...->a...", normal / unit, flat)
             self.weights[node.weight] = new.transpose(0, 1) if flat is not weight else new
         wide = torch.kron(normal.contiguous(), torch.eye(parts).to(normal))
         half = wide.to(read.spread.dtype) @ self._half(read.spread, size)
         return self._explicit(half, layout, (wide.abs() @ size).detach(), sheet)
 
-    def _ensured(self, value: str) -> str:
-        """Make an image that only the head reads."""
+    def _ensured(self, value: str, behind: Sheet) -> str:
+        """Make an image that only the head reads, on a grid that suits what is behind it."""
         image = self.torus.image(value)
+        grid = meet(meet(self.field.cells, self.torus.sheets[image].sides), behind.sides)
+        assert grid is not None
+        self.field = self.field.coarsen(grid)
         if image not in self.field.cov.sizes:
             for p in self._parents(image):
-                self._ensured(p)
-            grid = self.field.cells
-            for p in [image, *self._parents(image)]:
-                grid = meet(grid, self.torus.sheets[p].sides)
-            assert grid is not None
-            self.field = self.field.coarsen(grid)
+                self._ensured(p, self.torus.sheets[image])
             self._move(Step(transport=image), [*self.field.cov.sizes, image])
         return image
 
@@ -509,11 +511,11 @@ class LocalSweep(Sweep):
             self.field, parts = before, {g.name: self._raw_sum(g) for g in groups}
             order = torch.cat([torch.tensor(g.rows) for g in groups]).argsort()
 
-            def function(values: Callable[[str], Tensor]) -> Tensor:
+            def function(values: Values) -> Tensor:
                 return torch.cat([parts[n](values) @ normals[n].mT for n in parts], -1)[..., order]
 
-            sizes = {n: s for n, s in before.sizes.items() if n in before.cov.places}
-            matrix = self._half(self._through(function).spread, _magnitude(function, sizes))
+            read, size, unit = self._through([n for g in groups for n in self._sources(g)], function)
+            matrix = unit * self._half(read.spread, size)
         magnitude = torch.cat([self._weight_sizes(g) for g in groups])
         if len(groups) > 1:
             magnitude = magnitude[order]
@@ -528,7 +530,8 @@ class LocalSweep(Sweep):
             y: Any = 0.0
             for m, w in zip(term.members, columns, strict=True):
                 image = self.torus.image(m)
-                size = self.left_sizes[image] if image in self.left_sizes else self.field.sizes[m]
+                size = self.left_sizes.get(image)
+                size = self.field.units[m] * self.field.sizes[m] if size is None else size
                 y = y + (w.abs() * size).sum(-1)
             total = total + abs(term.scale) * (y if rows is None else y[rows])
         return total  # type: ignore[no-any-return]
@@ -547,10 +550,16 @@ def check_heads(plan: Plan, torus: Torus) -> None:
                     raise GraphError(f"'{term.affine}' is a convolution of what is no image any more")
                 if any(m in torus.sheets for m in term.members):
                     raise GraphError(f"'{term.affine}' reads an image that is not flattened")
-            elif len(plan.heads) > 1 or term.rows is not None or term.affine not in torus.operators:
+            elif len(plan.heads) > 1 or term.rows is not None or not _mixes(torus, term.affine):
                 raise GraphError(f"the image '{group.value}' is put together from several convolutions")
     if not plan.output.free and plan.output.value in torus.flat:
         raise GraphError("the output is a flattened image")
+
+
+def _mixes(torus: Torus, affine: str) -> bool:
+    """Whether the output channels of a map may be mixed."""
+    found = torus.operators.get(affine)
+    return found is not None and found.ring is not None and found.ring.groups == 1
 
 
 def _raw(affine: str) -> str:
@@ -572,7 +581,7 @@ def _times(one: Map, scale: float) -> Map:
 
 
 @torch.no_grad()
-def _magnitude(function: Callable[[Callable[[str], Tensor]], Tensor], sizes: Mapping[str, Tensor]) -> Tensor:
+def _magnitude(function: Linear, sizes: Mapping[str, Tensor]) -> Tensor:
     """``(Σ_j |J_ij|² s_j²)^{1/2}`` of a linear function of live vectors."""
     total: Any = 0.0
     for name, size in sizes.items():

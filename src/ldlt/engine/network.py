@@ -19,8 +19,8 @@ from ldlt.check import positive as positive_number
 from ldlt.engine.bound import Bound
 from ldlt.engine.contraction import chosen
 from ldlt.engine.invert import load_explicit
-from ldlt.engine.local import LocalSweep, check_heads
 from ldlt.engine.linalg import bounded, full_precision, smallest, unbounded
+from ldlt.engine.local import LocalSweep, check_heads
 from ldlt.engine.plan import LARGEST, Group, Plan, largest_dense, make_plan
 from ldlt.engine.start import initialise
 from ldlt.engine.sweep import Blueprint, Explicit, Free, Sweep
@@ -86,8 +86,8 @@ class Lipschitz(nn.Module):
         init: ``"default"``, ``"orthogonal"`` or ``"keep"`` (see :mod:`ldlt.engine.start`).
         gain: Norm of the free matrices at the start, in units of ``√α`` (``cayley``, which has no α: such that the
             contractions start at norm ``gain/√(1 + gain²)`` as well).
-        convolutions: ``"local"``: convolutions keep their kernels, whatever their padding, and multipliers are bounded (see
-            ``docs/images.md``). ``"normalised"``: circular ones are normalised per frequency, others are kept densely.
+        convolutions: ``"local"``: convolutions keep their kernels, whatever their padding, and multipliers are bounded
+            (``docs/images.md``). ``"normalised"``: circular ones are normalised per frequency, others are kept densely.
             By default local where some convolution is not circular and the network allows it.
         power: Of local convolutions: which power of a covariance bounds the multipliers, 1, 2, 4 or 8. Higher ones are
             tighter and cost more.

@@ -365,12 +365,13 @@ def _with_liveness(steps: list[Step], graph: Graph, groups: dict[str, Group], he
 
 
 def thins(torus: Torus, step: Step) -> bool:
+    """Whether a step is a stride on a torus."""
     found = torus.operators.get(step.transport or "")
     return found is not None and math.prod(found.stride) > 1
 
 
 def ordered(steps: Sequence[Step], graph: Graph, torus: Torus, groups: Mapping[str, Group]) -> list[Step]:
-    """Images before vectors, fine grids before coarse ones, and strides before eliminations: what is live stays small."""
+    """Images before vectors, fine grids before coarse ones, strides before eliminations: what is live stays small."""
 
     def value(step: Step) -> str:
         return groups[step.group].value if step.group is not None else step.name

@@ -1,13 +1,13 @@
 r"""Zero-padded convolutional networks as circular ones on a torus that is larger than the image.
 
-**Lemma.** A zero-padded convolution on an image is a circular one on a larger torus whose outputs outside of the image,
-the *window*, are set to zero by the activation that follows. That activation has slope 0 there, so it is in every sector
-that contains 0, and a certificate of the circular network on the torus, with one multiplier per channel, is one of the
-zero-padded network.
+**Lemma.** A zero-padded convolution on an image is a circular one on a larger torus whose outputs outside of the
+image, the *window*, are set to zero by the activation that follows. That activation has slope 0 there, so it is in
+every sector that contains 0, and a certificate of the circular network on the torus, with one multiplier per channel,
+is one of the zero-padded network.
 
 The condition is that an operation that looks around itself only reads values that are zero outside of their window
-(*clean*): the input, activations, what keeps pixels apart. Any other value that such an operation reads is masked first,
-by a virtual activation that is the identity inside and zero outside: slopes [0, 1], with multipliers of its own.
+(*clean*): the input, activations, what keeps pixels apart. Any other value that such an operation reads is masked
+first, by a virtual activation that is the identity inside and zero outside: slopes [0, 1], with multipliers of its own.
 
 What an operation does on the torus is not believed but tried, on random numbers, for every node of the graph: on an
 embedded image it gives the embedded result; whether it spills over the window, and whether it looks outside of it, are
@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,7 @@ _PROBE = 2**8 * 3**3 * 5 * 7
 
 @dataclass(frozen=True)
 class Sheet:
-    """A value on the torus: ``lead`` features at each of ``sides`` pixels, of which ``window`` are those of the image."""
+    """A value on the torus: ``lead`` features at each of ``sides`` pixels; ``window`` is the image."""
 
     lead: tuple[int, ...]
     window: tuple[int, ...]
@@ -61,7 +61,8 @@ class Sheet:
 
     def crop(self, x: Tensor) -> Tensor:
         """The window of a signal on the torus."""
-        return x[(..., *(slice(w) for w in self.window))]
+        index: Any = (..., *(slice(w) for w in self.window))
+        return x[index]
 
 
 # -- what a node does on the torus -------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Ring(Spec):
-    """A convolution on a torus: ``padding`` is how far its first tap reads below a pixel, and every index is modular."""
+    """A convolution on a torus: ``padding`` is how far its first tap reads below a pixel; every index is modular."""
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int | None = None) -> Tensor:
         """What the layer computes for x (batch, c_in, *sides)."""
@@ -175,8 +176,8 @@ class Operator:
         if key not in self.made:
             size = tuple(self.kernel.shape[2:]) if self.kernel is not None else self._size(tensors)
             single = self.kernel is not None
-            ends = [(1, *s.sides) if single else s.shape for s in (inner, outer)]
-            self.made[key] = Taps(replace(ring, groups=1) if single else ring, size, *ends, cells)
+            first, last = ((1, *s.sides) if single else s.shape for s in (inner, outer))
+            self.made[key] = Taps(replace(ring, groups=1) if single else ring, size, first, last, cells)
         if self.kernel is None:
             return [_matrix(self.made[key](tensors(self.weight)))]
         return [_channelwise(self.made[key](self.kernel.to(like)))]
@@ -237,9 +238,7 @@ def _diagonal(entries: Tensor) -> Map:
 
 
 def _matrix(matrix: Tensor) -> Map:
-    return Map(
-        lambda x: matrix @ x, lambda s: torch.linalg.vector_norm(_rms(matrix.detach()) * s, dim=-1)
-    )
+    return Map(lambda x: matrix @ x, lambda s: torch.linalg.vector_norm(_rms(matrix.detach()) * s, dim=-1))
 
 
 def _rms(matrix: Tensor) -> Tensor:
@@ -440,8 +439,8 @@ def _steps(graph: Graph, module: nn.Module, dims: int) -> tuple[int, ...]:
     """What the side of the torus must be divisible by: found on one that is divisible by much."""
     placing = _Placing(graph, module, dims, (_PROBE,) * dims, probe=True).run()
     steps = [1] * dims
-    for sheet in placing.sheets.values():
-        for i, n in enumerate(sheet.sides):
+    for made in placing.sheets.values():
+        for i, n in enumerate(made.sides):
             steps[i] = math.lcm(steps[i], Fraction(n, _PROBE).denominator)
     for node in graph.activations:
         window = getattr(node.resolve(module), "window", ())
@@ -455,9 +454,7 @@ def _steps(graph: Graph, module: nn.Module, dims: int) -> tuple[int, ...]:
 class _Placing:
     """Puts every node on a torus of given sides, and tries it there; with ``probe``, only shapes are found."""
 
-    def __init__(
-        self, graph: Graph, module: nn.Module, dims: int, sides: tuple[int, ...], probe: bool = False
-    ) -> None:
+    def __init__(self, graph: Graph, module: nn.Module, dims: int, sides: tuple[int, ...], probe: bool = False) -> None:
         self.graph, self.module, self.dims, self.probe = graph, module, dims, probe
         self.tensors = graph.tensors(_anything(module))
         self.start = sides
@@ -496,7 +493,12 @@ class _Placing:
             return
         assert isinstance(node, Affine | Wire)
         same = len(node.shape) > self.dims and not flat
-        if isinstance(node, Wire) and node.role == "linear" and same and math.prod(node.shape[-self.dims :]) == 1 < math.prod(parents[0].window):
+        if (
+            isinstance(node, Wire)
+            and node.role == "linear"
+            and same
+            and math.prod(node.shape[-self.dims :]) == 1 < math.prod(parents[0].window)
+        ):
             same = False  # a mean over all positions leaves the torus, which need not be divisible by the image
         if isinstance(node, Wire) and node.role == "order":
             image = self._image(node.parents[0])
@@ -525,18 +527,17 @@ class _Placing:
             self.operators[node.name] = operator
             self.nodes.append(node)
             return
-        if ring is not None and not ring.transposed:
-            if any(n % s for n, s in zip(parents[0].sides, ring.stride, strict=True)):
-                raise _Misfit("its stride does not divide the torus")
+        if any(n % s for n, s in zip(parents[0].sides, operator.stride, strict=False)):
+            raise _Misfit("its stride does not divide the torus")
         single = ring is not None and operator.kernel is None  # one channel is enough
         tensors = self.tensors
         if single:
             size = operator._size(tensors)
             weight = torch.rand(1, 1, *size, dtype=torch.float64)
             tensors = lambda path: weight  # noqa: E731
-            tried = replace(operator, ring=replace(ring, groups=1), made={})
+            tried = replace(operator, ring=replace(cast(Ring, ring), groups=1), made={})
             shown = [replace(p, lead=(1,)) for p in parents]
-            own = (1,)
+            own: tuple[int, ...] = (1,)
         else:
             tried, shown, own = operator, parents, lead
         run = tried.run(tensors, shown, own)
@@ -605,7 +606,9 @@ class _Placing:
         call, options = resolve(node.target), {n: given[n] for n in names} | {"groups": 1}
         return lambda x: call(x, weight, None, **options)
 
-    def _classify(self, operator: Operator, run: Callable[..., Tensor], parents: list[Sheet], lead: tuple[int, ...]) -> None:
+    def _classify(
+        self, operator: Operator, run: Callable[..., Tensor], parents: list[Sheet], lead: tuple[int, ...]
+    ) -> None:
         """See whether the features are only moved, or multiplied by numbers."""
         source = _labels(run, parents)
         generator = torch.Generator().manual_seed(1)
