@@ -141,6 +141,41 @@ def test_frozen_weights_may_be_loaded():
     assert not found.violations + found.declined
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda s, x: s.last(F.relu(s.first(x).index_select(1, s.table))),
+        lambda s, x: s.last(F.relu(torch.cat([s.first(x)[:, s.table], x], 1)[:, :16])),
+        lambda s, x: s.last(F.relu(s.first(x)[:, s.scores.argsort()])),
+    ],
+)
+def test_indices_and_masks_may_be_loaded(run):
+    """What is done with features may not depend on the table or mask that was there when the graph was made."""
+    parts = {"table": torch.arange(16), "scores": torch.arange(16.0)}
+    module = Fn(run, first=nn.Linear(16, 16), last=nn.Linear(16, 3), **parts).double()
+    net = ldlt.Lipschitz(module, input_shape=16, head="orthogonal")
+    net.load_state_dict({**net.state_dict(), "module.table": torch.full((16,), 3), "module.scores": torch.zeros(16)})
+    found = check_network(net)
+    assert not found.violations + found.declined
+
+
+def test_masks_of_images_may_be_loaded():
+    """A mask that came out the same at every pixel need not do so later."""
+
+    def run(s, x):
+        h = torch.where(s.scores > 0, x, 0)
+        return s.a(h.flatten(1)) + s.b(s.up(F.max_pool2d(h, 2)).flatten(1))
+
+    parts = {"a": nn.Linear(16, 3), "b": nn.Linear(16, 3), "up": nn.ConvTranspose2d(1, 1, 2, stride=2)}
+    module = Fn(run, scores=torch.ones(1, 4, 4), **parts).double()
+    net = ldlt.Lipschitz(module, input_shape=(1, 4, 4), head="orthogonal")
+    for seed in range(5):
+        torch.manual_seed(seed)
+        net.load_state_dict({**net.state_dict(), "module.scores": torch.randn(1, 4, 4)})
+        found = check_network(net)
+        assert not found.violations + found.declined
+
+
 def test_a_frozen_convolution_follows_its_kernel():
     """However the kernel is changed."""
     plain = ldlt.Lipschitz(nn.Sequential(circular(1, 2), nn.Flatten(), nn.Linear(8, 2)), input_shape=(1, 2, 2)).freeze()

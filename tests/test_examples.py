@@ -170,3 +170,20 @@ def test_fashion_mnist_ends_with_its_time(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "1,250 training" in said
     assert "epoch   2" not in said
+
+
+def test_flow(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = load("flow").main(steps=25, out=tmp_path)
+    assert picture(tmp_path, "flow")
+    assert result.flow > result.normal
+    assert result.error < 1e-10
+
+
+def test_identification(tmp_path):
+    pytest.importorskip("matplotlib")
+    results = load("identification").main(epochs=10, out=tmp_path)
+    assert picture(tmp_path, "identification")
+    found = results["constrained"]
+    assert found.worst <= found.limit * (1 + 1e-5)
+    assert all(r.noisy > 0 for r in results.values())

@@ -364,11 +364,38 @@ def test_refusals(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ldlt.MissingExtraError, match=r"ldlt\[files\]"):
         ldlt.save(net, path)
-    monkeypatch.delitem(sys.modules, "ldlt.files.deployed")
-    monkeypatch.setitem(sys.modules, "msgspec", None)
-    with pytest.raises(ldlt.MissingExtraError, match=r"ldlt\[files\]"):
-        ldlt.files.Deployed  # noqa: B018
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("matrix", [False, True])
+def test_what_comes_before_a_network_is_certified_with_it(matrix, tmp_path):
+    net, shift = network("residual"), torch.linspace(-1, 1, 5, dtype=torch.float64)
+    factor = torch.randn(5, 7, dtype=torch.float64) if matrix else torch.linspace(0.1, 0.5, 5, dtype=torch.float64)
+    path = ldlt.save(net, tmp_path / "net.onnx", before=(factor, shift))
+    scale = float(torch.linalg.matrix_norm(factor if matrix else factor.diag(), 2))
+    found = same(Behind(factor if matrix else factor.diag(), shift, net.freeze()), path)
+    assert ldlt.verify(path).rigorous
+    assert found.certificate.bound == pytest.approx(2.0 * scale, rel=1e-4)
+    model = plain()
+    certificate = ldlt.certify(model, 4)
+    assert ldlt.deploy(model, certificate, before=(0.5, 1.0)).certificate.bound <= certificate.bound * 0.5001
+    local = ldlt.certify(model, 4, region=ldlt.Region("ball", torch.zeros(4).double(), torch.tensor(1.0).double()))
+    for wrong in ((1.0,), ("a", 0.0), ([1.0, 2.0], 0.0), (math.nan, 0.0), (torch.eye(4), 0.0)):
+        with pytest.raises(ldlt.OptionError):
+            ldlt.deploy(net, before=wrong)
+    with pytest.raises(ldlt.OptionError, match="region"):
+        ldlt.deploy(model, local, before=(0.5, 0.0))
+
+
+class Behind(nn.Module):
+    """A network behind an affine map."""
+
+    def __init__(self, factor, shift, network):
+        super().__init__()
+        self.factor, self.shift, self.network = factor, shift, network.eval()
+
+    def forward(self, x):
+        return self.network(x @ self.factor.T + self.shift)
 
 
 def test_hooks_are_written(tmp_path):

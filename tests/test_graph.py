@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize, spectral_norm
 
 import ldlt
 from ldlt.graph import Activation, Affine, Convolution, Wire, evaluate
-from ldlt.graph.operations import TABLE, register_operation
+from ldlt.graph.operations import TABLE, Operation, mixes, moves, register_operation
 from ldlt.graph.trace import trace
 
 
@@ -30,7 +30,7 @@ class Run(nn.Module):
         return self.run(self, self.layer(x))
 
 
-class Loud(nn.Conv2d):
+class LoudConvolution(nn.Conv2d):
     def forward(self, x):
         return 20 * super().forward(x)
 
@@ -72,6 +72,11 @@ SENTENCES = {
     "two outputs": (lambda s, x: (x, x), "exactly one tensor"),
     "the mode": (lambda s, x: 2 * x if s.training else x, "training"),
     "a constant": (lambda s, x: s.layer.bias, "depends on its input"),
+    "a number": (lambda s, x: x * s.layer.bias[0].item(), "as a number"),
+    "no features": (lambda s, x: x[:, 4:], "no features"),
+    "an activation of nothing": (lambda s, x: torch.cat([x, x[:, 4:].relu()], 1), "no features"),
+    "overflow": (lambda s, x: x * 1e300 * 1e300, "not finite"),
+    "division by a zero": (lambda s, x: x / torch.tensor([1.0, 1, 0, 1]), "not finite"),
     "numpy": (lambda s, x: torch.from_numpy(x.detach().numpy()), "cannot be exported"),
 }
 
@@ -96,6 +101,81 @@ def test_layers_that_multiply_functions_of_the_input_are_refused(layer):
 def test_constants_made_in_forward_that_are_not_finite_are_refused():
     with pytest.raises(ldlt.GraphError, match="finite"):
         trace(Run(lambda s, x: x + torch.tensor([1.0, float("inf"), 0, 0])), (4,))
+
+
+class Loud(nn.Parameter):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        return 20 * found if func is F.linear else found
+
+
+class Moody(nn.LeakyReLU):
+    negative_slope = property(lambda self: 0.1 if self.training else 20.0, lambda self, value: None)
+
+
+class Restless(nn.Linear):
+    def train(self, mode=True):
+        with torch.no_grad():
+            self.weight.mul_(3)
+        return super().train(mode)
+
+
+class Stubborn(nn.Linear):
+    def train(self, mode=True):
+        raise RuntimeError("no")
+
+
+def _holding(tensor):
+    module = Run(lambda s, x: x)
+    setattr(module, "extra", tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer("extra", tensor)
+    return module
+
+
+ODD = {
+    "lazy": lambda: nn.Sequential(nn.LazyLinear(4)),
+    "complex": lambda: _holding(nn.Parameter(torch.ones(2, dtype=torch.complex64))),
+    "sparse": lambda: _holding(torch.eye(4).to_sparse()),
+    "a parameter that multiplies": lambda: _holding(Loud(torch.ones(4))),
+    "slopes that depend on the mode": lambda: nn.Sequential(nn.Linear(4, 4), Moody(), nn.Linear(4, 2)),
+    "weights that depend on the mode": lambda: nn.Sequential(Restless(4, 4)),
+    "no mode": lambda: nn.Sequential(Stubborn(4, 4)),
+    "traced": lambda: torch.jit.trace(nn.Sequential(nn.Linear(4, 2)), torch.zeros(2, 4)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Lazy modules")
+@pytest.mark.parametrize("name", ODD)
+def test_odd_modules_are_refused(name):
+    module = ODD[name]()
+    for call in (lambda: ldlt.certify(module, 4), lambda: ldlt.Lipschitz(module, input_shape=4)):
+        with pytest.raises(ldlt.GraphError):
+            call()
+
+
+TRUE = {
+    "rsub": lambda s, x: torch.rsub(x, s.layer.bias, alpha=7),
+    "rsub of two": lambda s, x: torch.rsub(x, s.layer(x), alpha=7),
+    "sub": lambda s, x: torch.sub(s.layer(x), x, alpha=-7),
+    "bias of one entry": lambda s, x: F.linear(x, 9 * s.layer.weight, s.layer.bias[:1]),
+    "numbers": lambda s, x: torch.stack([(x[:, 0] + 5 * x[:, 1]).relu(), 3 * x[:, 2]], 1),
+}
+
+
+@pytest.mark.parametrize("name", TRUE)
+def test_certified_at_its_true_constant(name):
+    module = Run(TRUE[name]).double()
+    x, y = torch.randn(2, 200, 4, dtype=torch.float64)
+    with torch.no_grad():
+        slope = ((module(x) - module(y)).norm(dim=1) / (x - y).norm(dim=1)).max()
+    assert 0.5 * ldlt.certify(module, 4).bound < float(slope) <= ldlt.certify(module, 4).bound
+
+
+@pytest.mark.parametrize(("name", "rule"), [("cumsum", moves), ("cumsum", TABLE["neg"].rule), ("erf", mixes)])
+def test_a_rule_that_is_not_true_is_found_out(name, rule, monkeypatch):
+    monkeypatch.setitem(TABLE, name, Operation(rule))
+    with pytest.raises(ldlt.GraphError):
+        trace(Run(lambda s, x: x.cumsum(1) if name == "cumsum" else x.erf()), (4,))
 
 
 class Everything(nn.Module):
@@ -130,7 +210,9 @@ def test_the_graph_is_what_the_module_computes():
 
 
 def test_a_subclass_is_what_its_forward_computes():
-    module = nn.Sequential(Loud(1, 2, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
+    module = nn.Sequential(
+        LoudConvolution(1, 2, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)
+    )
     graph = alike(module, (1, 4, 4))
     assert any(isinstance(n, Wire) and n.scales == (20.0,) for n in graph.nodes)
 

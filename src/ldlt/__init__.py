@@ -28,15 +28,19 @@ from ldlt.errors import (
 
 if TYPE_CHECKING:
     from ldlt import activations, attack, lmi, nn
+    from ldlt.bilipschitz import BiLipschitz, Inverse
     from ldlt.certificates import Certificate, Region, certify, verify
     from ldlt.engine.network import Lipschitz, Scaled
     from ldlt.estimators import LipschitzClassifier as LipschitzClassifier  # not in __all__: they need an extra
     from ldlt.estimators import LipschitzRegressor as LipschitzRegressor
     from ldlt.files import Deployed, deploy, load, model_card, read_onnx, save
+    from ldlt.joined import Metric
     from ldlt.radius import Curve, certified_accuracy, certified_curve, certified_radius
+    from ldlt.recurrent import Recurrent
     from ldlt.rounding import forward_error
 
 __all__ = [
+    "BiLipschitz",
     "BoundError",
     "Certificate",
     "CertificateError",
@@ -44,11 +48,14 @@ __all__ = [
     "Deployed",
     "GraphError",
     "InfeasibleError",
+    "Inverse",
     "LdltError",
     "Lipschitz",
+    "Metric",
     "MissingExtraError",
     "OnnxError",
     "OptionError",
+    "Recurrent",
     "Region",
     "SavedModelError",
     "Scaled",
@@ -74,11 +81,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "bilipschitz": ("BiLipschitz", "Inverse"),
+    "joined": ("Metric",),
     "certificates": ("Certificate", "Region", "certify", "verify"),
     "engine.network": ("Lipschitz", "Scaled"),
     "estimators": ("LipschitzClassifier", "LipschitzRegressor"),
     "files": ("Deployed", "deploy", "load", "model_card", "read_onnx", "save"),
     "radius": ("Curve", "certified_accuracy", "certified_curve", "certified_radius"),
+    "recurrent": ("Recurrent",),
     "rounding": ("forward_error",),
 }
 """What is imported from where when it is asked for: who wants a network need not wait for proofs and files."""

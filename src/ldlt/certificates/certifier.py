@@ -101,7 +101,7 @@ def certify(
     if isinstance(model, Lipschitz):
         if region is None and method == "optimal":
             return freeze_certified(model)[1]
-        input_shape, model = tuple(model.input_shape), model.freeze()
+        input_shape, model = tuple(model.input_shape), model.frozen_map()
     if input_shape is None:
         raise ShapeError("input_shape is needed: the shape of one input, without the batch dimension")
     graph = traced(model, sample_shape(input_shape))
@@ -184,7 +184,7 @@ def freeze_certified(net: Lipschitz) -> tuple[nn.Module, Certificate]:
     >>> certificate.status, certificate.rigorous, certificate.bound < 1 + 1e-5
     ('certified', True, True)
     """
-    stored = net.freeze()
+    stored = net.frozen_map()
     return stored, issue_built(net, stored)
 
 

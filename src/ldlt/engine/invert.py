@@ -42,8 +42,8 @@ class Inversion(Sweep):
         return contraction(weight, others, self._straight(group, new))
 
     def _headed(self, group: Group, frame: Frame) -> Tensor:
-        head = self.blueprint.head
-        weight, others = head.invert(_hardened(frame, self._normalised(group, frame)), self._extra(group))
+        head, matrix = self.blueprint.head, self.blueprint.scaled(group, self._normalised(group, frame), -1)
+        weight, others = head.invert(_hardened(frame, matrix), self._extra(group))
         self._remember(group, frame, weight, others)
         return head(weight, others)
 

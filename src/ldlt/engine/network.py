@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +32,7 @@ from ldlt.graph.trace import hooks_of, trace
 from ldlt.images.convolutions import CirculantWeight, CircularConv
 from ldlt.images.grids import Fold, Layout, operator_norm, row_norms
 from ldlt.images.torus import Torus, on_torus
+from ldlt.joined import Joined, Metric, promised
 
 if TYPE_CHECKING:
     from ldlt.certificates.certificate import Certificate
@@ -68,8 +69,12 @@ class Lipschitz(nn.Module):
         module: Any module that ``torch.export`` can read, made of linear operations, convolutions, activations with
             known slopes, pools, and constants. It becomes a part of the network (it is not copied), and its free
             weights are initialised anew.
-        bound: ℓ > 0. With ``train_bound=True`` the start value of a trained bound.
-        input_shape: Shape of one sample, without the batch dimension; an int is a vector of that size.
+        bound: ℓ > 0. With ``train_bound=True`` the start value of a trained bound. One number per output, by order or
+            name, gives each its own constant: outputs are those of the module if it returns several tensors, else the
+            features of its one output; the whole map has the larger :attr:`bound` that is reported. A
+            :class:`ldlt.Metric` bounds the network in another norm of its input.
+        input_shape: Shape of one sample, without the batch dimension; an int is a vector of that size. For a module of
+            several inputs a list of shapes, or a dictionary by name.
         contraction: ``"cholesky"``, ``"symmetric"`` or ``"cayley"``.
         head: ``"joint"``: the whole map has the bound. ``"orthogonal"``: likewise, and the inequality is tight.
             ``"rows"``: every output has the bound, pairs of outputs have :meth:`pair_bounds`, the whole map has the
@@ -95,7 +100,8 @@ class Lipschitz(nn.Module):
             the signal through: 0 centres them, so that a ReLU network starts less linear and less alive.
 
     Shape:
-        Input (batch, \*input_shape), output (batch, k).
+        Input (batch, \*input_shape), output (batch, k) or what the module returns. Any leading dimensions, or none, may
+        stand in the place of the batch.
 
     Example:
         >>> net = Lipschitz(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3)), bound=2.0, input_shape=8)
@@ -108,9 +114,9 @@ class Lipschitz(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        bound: float = 1.0,
+        bound: float | Sequence[float] | Mapping[str, float] | Metric = 1.0,
         *,
-        input_shape: int | Sequence[int],
+        input_shape: int | Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]],
         contraction: str = "cholesky",
         head: str = "joint",
         output: str = "free",
@@ -130,7 +136,14 @@ class Lipschitz(nn.Module):
             raise GraphError(f"module must be a torch.nn.Module, not {type(module).__name__}")
         if any(isinstance(m, CircularConv | Lipschitz) for m in module.modules()):
             raise GraphError("a part of the module is a constrained or frozen network already; wrap the plain module")
-        shape, start = sample_shape(input_shape), positive_number("bound", bound, BoundError)
+        promise = promised(module, bound, input_shape)
+        if promise.joined is not None:
+            module = promise.joined
+            if output == "scale":
+                raise OptionError("output='scale' is for one input, one output and one bound in the Euclidean norm")
+            if promise.scales is not None:
+                head = head if promise.apart else "rows"
+        shape = sample_shape(input_shape if promise.joined is None else promise.joined.features)
         alpha, gain = positive_number("alpha", alpha), positive_number("gain", gain)
         placing = finite("placing", placing)
         choice("output", output, ("free", "scale"))
@@ -157,9 +170,10 @@ class Lipschitz(nn.Module):
         self._hooks: list[str] = []
         self._normalises = bool(normalising(module))
         self._cache: _Cache | None = None
-        self._blueprint = Blueprint(graph, plan, contracting, heading, torus=torus, power=power)
+        choices = (promise.scales, promise.apart, torus, power)
+        self._blueprint = Blueprint(graph, plan, contracting, heading, *choices)
         self._blueprint.resolve(module)
-        self._bound = Bound(start, train_bound, bound_floor, bound_ceiling, like.dtype)
+        self._bound = Bound(promise.bound, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []
         for group in plan.all_groups:
             self._add_parameters(group, alpha, train_multipliers)
@@ -238,17 +252,29 @@ class Lipschitz(nn.Module):
         found = self._sweep(dtype).multipliers
         return {a.name: self.plan.join(a.name, found) for a in self.graph.activations}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The network's output (batch, k) for x (batch, *input_shape)."""
-        y, found = self._evaluate(x, self.module)
-        return y if self.plan.output.free else y * self._gain(found)
+    @property
+    def joined(self) -> Joined | None:
+        """The one map of vectors that a module of several inputs or outputs, or of another metric, was turned into."""
+        return self.module if isinstance(self.module, Joined) else None
+
+    def forward(self, *x: Tensor, **named: Tensor) -> Any:
+        """The network's output (batch, k) for x (batch, *input_shape); for several of them as the module has them."""
+        joined = self.joined
+        if joined is None and (len(x) != 1 or named):
+            raise ShapeError(f"the network has one input, not {len(x) + len(named)}")
+        (z,) = x if joined is None else (joined.join(*x, **named),)
+        if not isinstance(z, Tensor):
+            raise ShapeError(f"the input must be a tensor, not {type(z).__name__}")
+        shape, ahead = self.input_shape, z.ndim - len(self.input_shape)
+        if ahead < 0 or tuple(z.shape[ahead:]) != shape:
+            raise ShapeError(f"the input must have shape {('batch', *shape)}, not {tuple(z.shape)}")
+        y, found = self._evaluate(z if ahead == 1 else z.reshape(-1, *shape), self.module)
+        y = y if self.plan.output.free else y * self._gain(found)
+        y = y if ahead == 1 else y.reshape(*z.shape[:ahead], *y.shape[1:])
+        return y if joined is None else joined.restore(y)
 
     def _evaluate(self, x: Tensor, module: nn.Module, prefix: str = "") -> tuple[Tensor, Explicit]:
         """Run a module with the explicit weights, which it knows by their names behind a prefix."""
-        if not isinstance(x, Tensor):
-            raise ShapeError(f"the input must be a tensor, not {type(x).__name__}")
-        if tuple(x.shape[1:]) != self.input_shape or x.ndim < 1:
-            raise ShapeError(f"the input must have shape {('batch', *self.input_shape)}, not {tuple(x.shape)}")
         if self._cache is not None:
             self._refuse_training()
             found = self._cache.explicit(self)
@@ -260,6 +286,31 @@ class Lipschitz(nn.Module):
             return functional_call(module, weights, (x,)), found
         with running_statistics(module) as statistics:
             return functional_call(module, {**weights, **statistics}, (x,)), found
+
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """The network as a function of its input, whose explicit weights are computed once, now; differentiable.
+
+        For what calls a network many times in one step: a recurrence over time, a solver, a Jacobian.
+
+        Raises:
+            GraphError: Batch normalisation in training mode updates its statistics in every call.
+
+        Example:
+            >>> net = Lipschitz(nn.Sequential(nn.Linear(4, 4)), input_shape=4)
+            >>> f = net.function()
+            >>> f(f(torch.randn(2, 4))).shape
+            torch.Size([2, 4])
+        """
+        if self.training and self._normalises:
+            raise GraphError("batch normalisation updates its statistics in every call: call net.eval() first")
+        found = self._sweep()
+        gain = None if self.plan.output.free else self._gain(found)
+
+        def run(x: Tensor) -> Tensor:
+            y: Tensor = functional_call(self.module, found.weights, (x,))
+            return y if gain is None else gain * y
+
+        return run
 
     @contextlib.contextmanager
     def cached(self) -> Iterator[None]:
@@ -338,7 +389,7 @@ class Lipschitz(nn.Module):
     @property
     def _joint_bound(self) -> bool:
         """Whether the declared bound is that of the whole map."""
-        return self._blueprint.head.joint or not self.plan.output.free
+        return (self._blueprint.head.joint and not self._blueprint.apart) or not self.plan.output.free
 
     @property
     def declared_bound(self) -> float:
@@ -405,6 +456,15 @@ class Lipschitz(nn.Module):
 
         The weights are computed in float64 and rounded once. Training mode is kept. With ``output="scale"`` the copy
         is wrapped into :class:`Scaled`.
+        """
+        plain = self.frozen_map()
+        return plain.module if isinstance(plain, Joined) else plain
+
+    def frozen_map(self) -> nn.Module:
+        """As :meth:`freeze`, as the one map of vectors that certificates, attacks and files are about.
+
+        For a module of several inputs or outputs, or of another metric: all inputs side by side, in units of the
+        metric, to all outputs side by side (:class:`~ldlt.joined.Joined`).
         """
         with torch.no_grad():
             found = self._sweep(torch.float64)

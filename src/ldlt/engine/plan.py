@@ -163,7 +163,7 @@ def _origins(graph: Graph, module: nn.Module) -> dict[str, _Origin]:
         if isinstance(node, Affine):
             row = (torch.arange(n), torch.ones(n, dtype=torch.double))
             out[node.name] = _Origin({node.name: row}, torch.zeros(n, dtype=torch.bool))
-        elif not isinstance(node, Wire) or node.role == "linear":
+        elif not isinstance(node, Wire) or node.role == "linear" or not graph.structural(node):
             out[node.name] = _Origin({}, torch.ones(n, dtype=torch.bool))
         elif node.role == "order":
             out[node.name] = parents[0]
@@ -209,7 +209,7 @@ def _members(graph: Graph, value: str, module: nn.Module) -> tuple[str, ...]:
     if node.role == "order" and parents[0].shape == node.shape:
         return _members(graph, node.parents[0], module)
     stacks = node.role == "rearrange" and len(parents) > 1 and all(p.shape[1:] == node.shape[1:] for p in parents)
-    if not stacks or sum(p.features for p in parents) != node.features:
+    if not stacks or not graph.structural(node) or sum(p.features for p in parents) != node.features:
         return (value,)
     moved = index_map(graph.index, node, graph.tensors(module))
     if not bool((moved == torch.arange(node.features)).all()):

@@ -271,7 +271,7 @@ class Live:
         Returns:
             The multiplier ``Λ`` (n,).
         """
-        radius = torch.as_tensor(new.radius).to(balance)
+        radius = torch.as_tensor(new.radius, dtype=balance.dtype, device=balance.device)
         rows = value.matrix() * radius.reshape(-1, 1)  # r F_v
         gram = 2 * (rows @ rows.mH)
         # A small number in the divisor only makes Λ smaller, which is safe; it serves rows that are (nearly) zero.
@@ -346,7 +346,8 @@ class Live:
             both, rest = rho * contracted.root.dense().mH, 1 - rho**2
         else:  # K^*K − I = U U^* + U (KU)^* (KU) U^*
             u, rest = contracted.matrix, 1.0
-            both = torch.as_tensor(rho).to(u.real).reshape(-1, 1) * torch.cat([u, contracted.spread(u.mH).mH], -1)
+            both = torch.cat([u, contracted.spread(u.mH).mH], -1)
+            both = rho[:, None] * both if isinstance(rho, Tensor) else rho * both
         lower = gram_cholesky(both, both.real.new_tensor(rest), self.unit).factor
         return Square(1.0, lambda: lower.dense().mH, lambda x: lower.solve_adjoint(x.mH).mH, lower.solve)
 

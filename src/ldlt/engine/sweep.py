@@ -33,6 +33,8 @@ class Blueprint:
     plan: Plan
     contraction: Contraction
     head: Head
+    scales: Tensor | None = None  # of the outputs, (k,): their bounds in units of the declared one
+    apart: bool = False  # whether each head has a bound of its own
     wiring: dict[tuple[str, Cells], Taps] = field(default_factory=dict)  # responses of single taps by node and grid
     torus: Torus | None = None  # the graph on its torus, if convolutions keep their kernels
     power: int = 1  # which power of a covariance bounds the multipliers there
@@ -51,8 +53,15 @@ class Blueprint:
 
     def normaliser(self, group: Group) -> Contraction | Head:
         """What makes the map of a group: the head for the last of those of a joint output, else the contraction."""
-        followed = self.head.joint and group.name != self.plan.heads[-1].name
+        followed = self.head.joint and not self.apart and group.name != self.plan.heads[-1].name
         return self.head if group.is_output and not followed else self.contraction
+
+    def scaled(self, group: Group, matrix: Tensor, power: int = 1) -> Tensor:
+        """The rows of a head's matrix in the units of their outputs."""
+        if self.scales is None:
+            return matrix
+        scales = self.scales if group.rows is None else self.scales[list(group.rows)]
+        return matrix * (scales**power).to(matrix)[:, None]
 
     def sector(self, node: Activation, module: nn.Module) -> activations.Sector:
         """The sector of an activation; PReLU's is a function of its current parameters."""
@@ -318,6 +327,7 @@ class Sweep:
             strict = self._contracted(group, frame, None, None) if followed else None
             # What inflates others must be what is used: only a head that nothing follows is projected once more.
             matrix = head.settle(frame.soften(self._headed(group, frame)), cells) if strict is None else strict.matrix
+            matrix = self.blueprint.scaled(group, matrix)
             maps = frame.right_divide(matrix)
             self._assign(group, maps)
             if strict is not None:

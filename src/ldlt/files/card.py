@@ -9,8 +9,6 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from ldlt.certificates import Certificate
 from ldlt.errors import OptionError, ShapeError
@@ -37,42 +35,37 @@ def card_of(
         f"# {_line(name)}",
         _section("Network", _network(deployed)),
         _section("Certificate", _certificate(deployed.certificate)),
+        *(
+            []
+            if X is None
+            else [_section(f"Results on {len(np.asarray(y))} given rows", _results(deployed, X, y, radii))]
+        ),
+        f"## Units\n\n{_units(deployed)}",
+        "## Limits\n\n" + "\n".join(f"* {limit}" for limit in _limits(deployed)),
     ]
-    if X is not None:
-        parts.append(_results(deployed, X, y, radii))
-    parts.append("## Units\n\n" + _units(deployed))
-    parts.append("## Limits\n\n" + "\n".join(f"* {limit}" for limit in _limits(deployed)))
     return "\n\n".join(parts) + "\n"
 
 
-def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    lines = [f"## {title}", "", "| | |", "|---|---|", *(f"| {left} | {_line(right)} |" for left, right in rows)]
-    return "\n".join(lines)
+def _section(title: str, rows: Sequence[tuple[str, Any]]) -> str:
+    known = [f"| {left} | {_line(str(right))} |" for left, right in rows if right not in (None, "")]
+    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *known])
 
 
-def _network(deployed: Deployed) -> list[tuple[str, str]]:
-    meaning, certificate = deployed.meaning, deployed.certificate
-    shape = certificate.input_shape
-    inputs = f"{math.prod(shape)}" + (f" ({' × '.join(map(str, shape))})" if len(shape) > 1 else "")
-    rows = [("task", _TASKS[meaning.task]), ("inputs", inputs)]
-    if meaning.features is not None:
-        rows.append(("features", _names(meaning.features)))
-    if meaning.target is not None:
-        rows.append(("target", meaning.target))
-    rows.append(("outputs", str(certificate.outputs)))
-    if meaning.classes is not None:
-        rows.append(("classes", _names(meaning.classes)))
-    if meaning.rows is not None:
-        rows.append(("trained on", f"{meaning.rows} rows of {math.prod(shape)} features"))
-    if meaning.architecture:
-        rows.append(("architecture", meaning.architecture))
-    rows.append(("parameters", str(sum(p.numel() for p in _weights(deployed.network)))))
-    rows.append(("precision", str(deployed.dtype).removeprefix("torch.")))
-    return rows
-
-
-def _weights(network: nn.Module) -> list[torch.Tensor]:
-    return [p for p in network.parameters() if p.is_floating_point()]
+def _network(deployed: Deployed) -> list[tuple[str, Any]]:
+    meaning, shape = deployed.meaning, deployed.input_shape
+    count = math.prod(shape)
+    return [
+        ("task", _TASKS[meaning.task]),
+        ("inputs", f"{count}" + (f" ({' × '.join(map(str, shape))})" if len(shape) > 1 else "")),
+        ("features", _names(meaning.features)),
+        ("target", meaning.target),
+        ("outputs", deployed.certificate.outputs),
+        ("classes", _names(meaning.classes)),
+        ("trained on", meaning.rows and f"{meaning.rows} rows of {count} features"),
+        ("architecture", meaning.architecture),
+        ("parameters", sum(p.numel() for p in deployed.network.parameters() if p.is_floating_point())),
+        ("precision", str(deployed.dtype).removeprefix("torch.")),
+    ]
 
 
 def _certificate(certificate: Certificate) -> list[tuple[str, str]]:
@@ -99,34 +92,35 @@ def _certificate(certificate: Certificate) -> list[tuple[str, str]]:
     return rows
 
 
-def _results(deployed: Deployed, X: Any, y: Any, radii: Sequence[float] | None) -> str:
-    task = deployed.meaning.task
+def _results(deployed: Deployed, X: Any, y: Any, radii: Sequence[float] | None) -> list[tuple[str, Any]]:
+    task, truth = deployed.meaning.task, np.asarray(y)
     if task == CLASSIFICATION:
         predicted, reach = deployed.predict_certified(X)
-        truth = np.asarray(y)
-        if truth.shape != predicted.shape:
-            raise ShapeError(f"there are {len(predicted)} rows and true classes of shape {truth.shape}")
-        right = predicted == truth
-        wanted = sorted({float(r) for r in np.quantile(reach, [0.25, 0.5, 0.75])}) if radii is None else list(radii)
-        lines = [f"| accuracy | {right.mean():.4f} |"]
-        lines += [f"| right, and certified beyond {floor(r)} | {(right & (reach > r)).mean():.4f} |" for r in wanted]
-        lines.append(f"| median certified radius | {floor(float(np.median(reach)))} |")
     elif task == REGRESSION:
-        values, truth = np.asarray(deployed.predict(X)), np.asarray(y, dtype=np.float64)
-        if truth.shape != values.shape:
-            raise ShapeError(f"outputs have shape {values.shape}, true values {truth.shape}")
-        error = np.abs(values - truth)
-        lines = [
-            f"| mean absolute error | {error.mean():.6g} |",
-            f"| root mean square error | {math.sqrt(float((error**2).mean())):.6g} |",
-        ]
-        for r in () if radii is None else radii:
-            lower, upper = deployed.predict_interval(X, float(r))
-            half = float((upper - lower).max() / 2)
-            lines.append(f"| largest change of an output for inputs within {r:g} | {ceiling(half)} |")
+        predicted, reach = np.asarray(deployed.predict(X)), np.zeros(0)
     else:
         raise OptionError("results are told for classifiers and regressors; the task of this network is not stated")
-    return "\n".join([f"## Results on {len(np.asarray(y))} given rows", "", "| | |", "|---|---|", *lines])
+    if truth.shape != predicted.shape:
+        raise ShapeError(f"predictions have shape {predicted.shape}, true values {truth.shape}")
+    if task == CLASSIFICATION:
+        right = predicted == truth
+        wanted = sorted({float(r) for r in np.quantile(reach, [0.25, 0.5, 0.75])}) if radii is None else list(radii)
+        return [
+            ("accuracy", f"{right.mean():.4f}"),
+            *((f"right, and certified beyond {floor(r)}", f"{(right & (reach > r)).mean():.4f}") for r in wanted),
+            ("median certified radius", floor(float(np.median(reach)))),
+        ]
+    error = np.abs(predicted - truth.astype(np.float64))
+    found = [
+        ("mean absolute error", f"{error.mean():.6g}"),
+        ("root mean square error", f"{math.sqrt(float((error**2).mean())):.6g}"),
+    ]
+    for r in () if radii is None else radii:
+        lower, upper = deployed.predict_interval(X, float(r))
+        found.append(
+            (f"largest change of an output for inputs within {r:g}", ceiling(float((upper - lower).max() / 2)))
+        )
+    return found
 
 
 def _units(deployed: Deployed) -> str:
@@ -157,7 +151,8 @@ def _limits(deployed: Deployed) -> list[str]:
     return found
 
 
-def _names(names: Sequence[Any]) -> str:
+def _names(names: Sequence[Any] | None) -> str:
+    names = names or ()
     shown = ", ".join(str(n) for n in names[:_SHOWN])
     return shown + (f", … ({len(names)} in all)" if len(names) > _SHOWN else "")
 

@@ -24,10 +24,30 @@ from ldlt.errors import GraphError, SavedModelError
 from ldlt.files.message import DOMAIN, onnx_package
 from ldlt.files.replace import show
 
-__all__ = ["BODIES", "OPSET", "Nodes", "function_of", "kind_of", "recognised"]
+__all__ = ["BODIES", "NATIVE", "OPSET", "Nodes", "function_of", "kind_of", "recognised"]
 
 OPSET = 20
 """Operator set of the files: the first with Gelu."""
+
+NATIVE: dict[str, tuple[type[nn.Module], dict[str, str]]] = {
+    "Abs": (activations.Abs, {}),
+    "Atan": (activations.Atan, {}),
+    "Celu": (nn.CELU, {"alpha": "alpha"}),
+    "Cos": (activations.Cos, {}),
+    "Elu": (nn.ELU, {"alpha": "alpha"}),
+    "Gelu": (nn.GELU, {"approximate": "approximate"}),
+    "HardSwish": (nn.Hardswish, {}),
+    "LeakyRelu": (nn.LeakyReLU, {"alpha": "negative_slope"}),
+    "Mish": (nn.Mish, {}),
+    "Relu": (nn.ReLU, {}),
+    "Selu": (nn.SELU, {}),
+    "Sigmoid": (nn.Sigmoid, {}),
+    "Sin": (activations.Sin, {}),
+    "Softmax": (nn.Softmax, {"axis": "dim"}),
+    "Softsign": (nn.Softsign, {}),
+    "Tanh": (nn.Tanh, {}),
+}
+"""Activations that are operators of ONNX -> their class, and its argument for each attribute."""
 
 _BEHIND_INPUT = {"self", "args", "kwargs", "inplace", "device", "dtype"}
 _Option = bool | int | float | str | list[int] | None

@@ -1,95 +1,23 @@
-"""The module that an ONNX file becomes: torch functions, one after another, built node by node."""
+"""The module that an ONNX file becomes: calls of torch functions, built node by node as a graph of ``torch.fx``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 
 from ldlt.errors import LdltError, OnnxError
-from ldlt.files.message import BATCH, OnnxLimits, Store
+from ldlt.files.message import BATCH, MOST_AXES, OnnxLimits, Store, onnx_package
 from ldlt.files.replace import show
 
-__all__ = ["Builder", "Network", "Node", "Slot", "Step", "Value", "rows"]
+__all__ = ["Builder", "Node", "Value", "activations_of", "rows"]
 
 _SAMPLES = 4099  # batch size of the tensors without memory on which shapes are found: no axis of a file is likely to be
-_MOST_AXES = 8
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Place of an intermediate value in the arguments of a step; 0 is the input."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Held:
-    """Place of a tensor of the module in the arguments of a step."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operation.
-
-    Attributes:
-        target: A function, or the name of a layer of the module.
-        args: Its arguments, with places of values and tensors.
-        last: Slots that are not read afterwards.
-    """
-
-    target: Callable[..., Tensor] | str
-    args: tuple[Any, ...]
-    last: tuple[int, ...] = ()
-
-
-class Network(nn.Module):
-    r"""A network as a list of torch functions: a plain module, which is traced like any other.
-
-    Weights of the file are parameters, other constants are buffers, activations are layers. All are named after the
-    operator and the place of its node in the file.
-
-    Args:
-        steps: The program; step ``i`` (from 0) writes slot ``i + 1``.
-        result: The slot that is returned.
-
-    Shape:
-        Input (batch, \*shape), output (batch, k).
-    """
-
-    def __init__(self, steps: Sequence[Step], result: int) -> None:
-        super().__init__()
-        self.steps, self.result = tuple(steps), result
-
-    @property
-    def activations(self) -> list[str]:
-        """Names that :func:`~ldlt.graph.trace.trace` gives to its activations, in their order."""
-        return [step.target for step in self.steps if isinstance(step.target, str)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The network's output."""
-        values: dict[int, Tensor] = {0: x}
-
-        def fill(arg: Any) -> Any:
-            return values[arg.index] if isinstance(arg, Slot) else getattr(self, arg.name)
-
-        for index, step in enumerate(self.steps, 1):
-            call: Any = getattr(self, step.target) if isinstance(step.target, str) else step.target
-            values[index] = call(*_swap(step.args, (Slot, _Held), fill))
-            for slot in step.last:
-                del values[slot]
-        return values[self.result]
-
-
-def rows(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same entries of each sample in another shape."""
-    return x.reshape(x.shape[0], *shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,13 +25,13 @@ class Value:
     """A value that depends on the input.
 
     Attributes:
-        slot: Where the program keeps it.
+        node: Where the program makes it.
         meta: A tensor without memory, of its shape.
         dtype: Its type in the file.
-        form: What it is known to be, such as ``("sigmoid", slot)``: parts of an activation that exporters split.
+        form: What it is known to be, such as ``("times", value, 2.0)``: parts of an activation that exporters split.
     """
 
-    slot: int
+    node: fx.Node
     meta: Tensor
     dtype: torch.dtype
     form: tuple[Any, ...] = ()
@@ -119,21 +47,28 @@ class Value:
         return self.meta.ndim
 
 
-def _swap(arg: Any, kinds: Any, function: Callable[[Any], Any]) -> Any:
-    """Arguments with those of some types replaced, also within tuples."""
-    if isinstance(arg, kinds):
-        return function(arg)
-    return tuple(_swap(a, kinds, function) for a in arg) if isinstance(arg, (tuple, list)) else arg
+def rows(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The same entries of each sample in another shape."""
+    return x.reshape(x.shape[0], *shape)
 
 
-def _found(arg: Any, kind: Any) -> list[Any]:
+def activations_of(module: fx.GraphModule) -> list[str]:
+    """Names that a trace gives to the activations of such a module, in their order."""
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_module"]
+
+
+def _found(args: Any, kind: Any) -> list[Any]:
     found: list[Any] = []
-    _swap(arg, kind, found.append)
+    map_aggregate(args, lambda a: found.append(a) if isinstance(a, kind) else None)  # type: ignore[arg-type, func-returns-value]
     return found
 
 
+def _swap(args: Any, kind: Any, function: Callable[[Any], Any]) -> Any:
+    return map_aggregate(args, lambda a: function(a) if isinstance(a, kind) else a)
+
+
 class Builder:
-    """Collects the steps of a network within limits.
+    """Collects the steps of a network within limits; weights are parameters, other constants buffers.
 
     Args:
         shape: Shape of one sample of the input.
@@ -149,12 +84,10 @@ class Builder:
         store: Store,
     ) -> None:  # fmt: skip
         self.wide, self.batch, self.limits, self.store = wide, batch, limits, store
-        self.steps: list[Step] = []
-        self.layers: dict[str, nn.Module] = {}
-        self.tensors: dict[str, Tensor] = {}
-        self.spent = 0
+        self.graph, self.parts, self.spent = fx.Graph(), dict[str, Any](), 0
         self._allow("the input", math.prod(shape))
-        self.input = Value(0, torch.empty(_SAMPLES, *shape, dtype=wide, device="meta"), dtype)
+        empty = torch.empty(_SAMPLES, *shape, dtype=wide, device="meta")
+        self.input = Value(self.graph.placeholder("x"), empty, dtype)
 
     def spend(self, what: str, count: int) -> None:
         """Account for entries that are about to be allocated."""
@@ -173,7 +106,7 @@ class Builder:
             )
         self.spend(what, count)
 
-    def call(self, what: str, stem: str, function: Any, *args: Any) -> Value | Tensor:
+    def call(self, what: str, stem: str, function: Any, *args: Any) -> Any:
         """Add a step; without values that depend on the input, run it now.
 
         The function is run on tensors without memory first: what does not fit is refused there, and what is too large
@@ -181,44 +114,43 @@ class Builder:
         """
         live = _found(args, Value)
 
-        def empty(arg: Any) -> Tensor:
+        def empty(arg: Tensor) -> Tensor:
             kind = self.wide if arg.is_floating_point() and live else arg.dtype
             return torch.empty_like(arg, device="meta", dtype=kind)
 
         try:
             with torch.no_grad():
-                metas = _swap(_swap(args, Value, lambda v: v.meta), Tensor, lambda t: t if t.is_meta else empty(t))
-                meta = (function if not isinstance(function, nn.Module) else _bare(function))(*metas)
+                run = _bare(function) if isinstance(function, nn.Module) else function
+                meta = run(*_swap(_swap(args, Tensor, empty), Value, lambda v: v.meta))
         except LdltError:
             raise
         except Exception as error:
             raise OnnxError(f"{what}: its inputs do not fit ({' '.join(str(error).split())[:200]})") from error
-        if meta.ndim > _MOST_AXES:
-            raise OnnxError(f"{what}: the result has more than {_MOST_AXES} axes")
+        if meta.ndim > MOST_AXES:
+            raise OnnxError(f"{what}: the result has more than {MOST_AXES} axes")
         if not live:
             self.spend(what, meta.numel())
             with torch.no_grad():
-                found: Tensor = function(*args)
-            return found
+                return function(*args)
         if not meta.ndim or meta.shape[0] != _SAMPLES:
             raise OnnxError(f"{what}: mixes or moves the samples of the batch; the first axis must stay the batch")
         self._allow(what, meta.numel() // _SAMPLES)
+        places = _swap(_swap(args, Value, lambda v: v.node), Tensor, lambda t: self._hold(what, stem, t))
         if isinstance(function, nn.Module):
-            function = self._own(self.layers, stem, function.to(self.wide))
-        places = _swap(args, Value, lambda v: Slot(v.slot))
-        self.steps.append(Step(function, _swap(places, Tensor, lambda t: self._hold(what, stem, t))))
-        return Value(len(self.steps), meta, live[0].dtype)
+            node = self.graph.call_module(self._own(stem, function.to(self.wide)), places)
+        else:
+            node = self.graph.call_function(function, places)
+        return Value(node, meta, live[0].dtype)
 
-    @staticmethod
-    def _own(table: dict[str, Any], stem: str, value: Any) -> str:
+    def _own(self, stem: str, part: Any) -> str:
         name, again = stem, 1
-        while name in table:
+        while name in self.parts:
             again += 1
             name = f"{stem}_part{again}"
-        table[name] = value
+        self.parts[name] = part
         return name
 
-    def _hold(self, what: str, stem: str, tensor: Tensor) -> _Held:
+    def _hold(self, what: str, stem: str, tensor: Tensor) -> fx.Node:
         """Keep a tensor: a parameter stays one."""
         self.spend(what, tensor.numel())
         own = tensor.detach().to(self.wide) if tensor.is_floating_point() else tensor
@@ -226,38 +158,17 @@ class Builder:
         if own.is_floating_point() and not bool(own.isfinite().all()):
             raise OnnxError(f"{what}: a constant or weight is infinite or not a number")
         kept = nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own
-        return _Held(self._own(self.tensors, f"{stem}_weight", kept))
+        return self.graph.get_attr(self._own(f"{stem}_weight", kept))
 
-    def finish(self, output: Value) -> Network:
+    def finish(self, output: Value) -> fx.GraphModule:
         """The network without steps that its output does not need, returning (n, k)."""
         if output.ndim != 2:
-            flat = self.call("the output", "output", rows, output, (math.prod(output.shape),))
-            assert isinstance(flat, Value)
-            output = flat
-        needed = {output.slot}
-        for index in range(len(self.steps), 0, -1):
-            if index in needed:
-                needed |= {s.index for s in _found(self.steps[index - 1].args, Slot)}
-        kept = [i for i in range(1, len(self.steps) + 1) if i in needed]
-        place = {0: 0, **{old: new for new, old in enumerate(kept, 1)}}
-        old = [self.steps[i - 1] for i in kept]
-        steps = [replace(s, args=_swap(s.args, Slot, lambda a: Slot(place[a.index]))) for s in old]
-        alive = {place[output.slot]}
-        for i in range(len(steps) - 1, -1, -1):
-            read = {s.index for s in _found(steps[i].args, Slot)} - alive
-            alive |= read
-            steps[i] = replace(steps[i], last=tuple(sorted(read)))
-        network = Network(steps, place[output.slot])
-        for step in steps:
-            if isinstance(step.target, str):
-                network.add_module(step.target, self.layers[step.target])
-            for held in _found(step.args, _Held):
-                tensor = self.tensors[held.name]
-                if isinstance(tensor, nn.Parameter):
-                    network.register_parameter(held.name, tensor)
-                else:
-                    network.register_buffer(held.name, tensor)
-        return network.eval()
+            output = self.call("the output", "output", rows, output, (math.prod(output.shape),))
+        self.graph.output(output.node)
+        for node in reversed(self.graph.nodes):
+            if not node.users and node.op not in ("placeholder", "output"):
+                self.graph.erase_node(node)
+        return fx.GraphModule(self.parts, self.graph, "Network").eval()
 
 
 def _bare(layer: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -269,29 +180,65 @@ def _bare(layer: nn.Module) -> Callable[[Tensor], Tensor]:
 class Node:
     """What a rule sees of a node: the values it reads, and questions about them.
 
+    How many inputs an operator has, its attributes and their defaults are what ONNX says of it in the operator set.
+
     Attributes:
         label: How messages call it.
         operator: What it does, such as ``Gemm``.
         inputs: Values and constants; None for an omitted one.
-        attributes: By name.
+        given: Names of attributes that are given.
         outputs: Number of its outputs.
         opset: Operator set of the file.
         build: Where its steps go.
     """
 
     def __init__(
-        self, label: str, stem: str, operator: str, inputs: list[Value | Tensor | None], attributes: dict[str, Any],
-        outputs: int, opset: int, build: Builder, moves: bool,
+        self, node: Any, label: str, stem: str, inputs: list[Value | Tensor | None], opset: int, build: Builder,
+        moves: bool = False, least: int | None = None,
     ) -> None:  # fmt: skip
-        self.label, self.operator, self.inputs, self.attributes = label, operator, inputs, attributes
-        self.outputs, self.opset, self.build, self._stem, self._moves = outputs, opset, build, stem, moves
-        self._unread = set(attributes)
+        self.label, self.operator, self.inputs, self.opset, self.build = label, node.op_type, inputs, opset, build
+        self.outputs, self._stem, self._moves = len(node.output), stem, moves
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        attributes, first, most = {}, 1, 2
+        if least is None:
+            try:
+                schema = onnx_package().defs.get_schema(node.op_type, opset, "")
+            except Exception as error:
+                raise self.refuse(f"operator set {opset} does not have it") from error
+            attributes, first, most = schema.attributes, schema.min_input, schema.max_input
+        if not first <= len(inputs) <= most or any(v is None for v in inputs[:first]):
+            raise self.refuse(f"{len(inputs)} inputs; expected are {first} to {most}")
+        types = {v.dtype for v in inputs if v is not None and v.dtype.is_floating_point}
+        if len(types) > 1 and self.operator != "Dropout":
+            raise self.refuse("mixes 32- and 64-bit numbers, which ONNX does not allow without a Cast")
+        value = onnx_package().helper.get_attribute_value
+        self._options = {name: value(a.default_value) for name, a in attributes.items() if a.default_value.name}
+        self.given: set[str] = set()
+        for raw in node.attribute:
+            what = f"the attribute {show(raw.name)}"
+            if raw.name not in attributes or raw.name in self.given:
+                raise self.refuse(f"{what} is not known, or given twice")
+            if raw.ref_attr_name or raw.type != int(attributes[raw.name].type):
+                raise self.refuse(f"{what} has a wrong type")
+            if raw.type == raw.TENSOR:
+                build.store.check(raw.t, f"{label}: {what}")
+            elif raw.type not in (raw.FLOAT, raw.INT, raw.STRING, raw.FLOATS, raw.INTS):
+                raise self.refuse(f"{what} is neither a number, nor a text, nor a dense tensor")
+            self.given.add(raw.name)
+            self._options[raw.name] = value(raw)
+        self._unread = set(self.given)
 
     def refuse(self, reason: str) -> OnnxError:
         """The error that names the node."""
         return OnnxError(f"{self.label}: {reason}")
 
-    def call(self, function: Any, *args: Any) -> Value | Tensor:
+    def refuse_unread(self) -> None:
+        """Refuse attributes that no rule asked for: what they do is not known."""
+        if self._unread:
+            raise self.refuse(f"the attribute {show(min(self._unread))} is not understood")
+
+    def call(self, function: Any, *args: Any) -> Any:
         """Add a step of this node."""
         whole = [t for t in _found(args, Tensor) if t.dtype == torch.int64]
         if not self._moves and any(bool((t == BATCH).any()) for t in whole):
@@ -304,45 +251,19 @@ class Node:
         """Shape of a value, the batch as a mark, or of a constant."""
         return (BATCH, *value.shape) if isinstance(value, Value) else tuple(value.shape)
 
-    def check(self, least: int, most: int, results: int) -> None:
-        """Refuse a wrong number of inputs or outputs, and mixed types."""
-        while self.inputs and self.inputs[-1] is None:
-            self.inputs.pop()
-        if not least <= len(self.inputs) <= most or any(v is None for v in self.inputs[:least]):
-            raise self.refuse(f"{len(self.inputs)} inputs; expected are {least} to {most}")
-        if not 1 <= self.outputs <= results:
-            raise self.refuse(f"{self.outputs} outputs; expected are 1 to {results}: export for inference")
-        types = {v.dtype for v in self.inputs if v is not None and v.dtype.is_floating_point}
-        if len(types) > 1 and self.operator != "Dropout":
-            raise self.refuse("mixes 32- and 64-bit numbers, which ONNX does not allow without a Cast")
-
-    def refuse_unread(self) -> None:
-        """Refuse attributes that nobody asked for: their meaning is unknown."""
-        if self._unread:
-            raise self.refuse(f"the attribute {show(min(self._unread))} is not known")
-
     # -- attributes ----------------------------------------------------------------------------------------------------
-
-    def attribute(self, name: str, kind: type) -> Any:
-        """An attribute of a given type, or None."""
-        self._unread.discard(name)
-        value = self.attributes.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise self.refuse(f"the attribute '{name}' has a wrong type")
-        if isinstance(value, float) and math.isnan(value):
-            raise self.refuse(f"the attribute '{name}' is not a number")
-        return value
 
     def ignore(self, *names: str) -> None:
         """Accept attributes that do not matter in inference."""
         self._unread.difference_update(names)
 
-    def option(self, name: str, default: Any) -> Any:
-        """An attribute of the type of its default; numbers must be finite."""
-        value = self.attribute(name, type(default))
+    def option(self, name: str, default: Any = None) -> Any:
+        """An attribute, or its default; numbers must be finite."""
+        self._unread.discard(name)
+        value = self._options.get(name, default)
         if isinstance(value, float) and not math.isfinite(value):
             raise self.refuse(f"the attribute '{name}' is {value}")
-        return default if value is None else value
+        return value.decode(errors="replace") if isinstance(value, bytes) else value
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A whole number that must be 0 or 1: readers disagree about others."""
@@ -353,13 +274,9 @@ class Node:
 
     def integers(self, name: str, place: int | None = None) -> list[int] | None:
         """Whole numbers, given as an attribute or (in newer operator sets) as the constant input at ``place``."""
-        value = self.attribute(name, list)
-        if value is not None and not all(isinstance(v, int) for v in value):
-            raise self.refuse(f"the attribute '{name}' has a wrong type")
-        if place is None or place >= len(self.inputs) or self.inputs[place] is None:
-            return value
-        if value is not None:
-            raise self.refuse(f"'{name}' is given as an attribute and as an input")
+        value = self.option(name)
+        if place is None or not self.has(place):
+            return None if value is None else list(value) if isinstance(value, Sequence) else [value]
         found = [int(v) for v in self.constant(place, torch.int64).reshape(-1)]
         if BATCH in found:
             raise self.refuse(f"'{name}' depends on the batch size; every sample must be treated alike")

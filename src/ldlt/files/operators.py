@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from ldlt import activations
 from ldlt.errors import UnsupportedOpError
-from ldlt.files.message import BATCH
+from ldlt.files.functions import NATIVE
+from ldlt.files.message import BATCH, MOST_AXES
 from ldlt.files.network import Node, Value, rows
 from ldlt.graph.operations import TABLE
 
-__all__ = ["OPERATORS", "Operator", "refusal"]
+__all__ = ["MOVES", "OPERATORS", "refusal"]
 
 Rule = Callable[[Node], Any]
+"""Adds the steps of a node and returns its value, or a list of values."""
 
 _FOREVER = 2**31 - 1  # files write it, or more, for the end of an axis of unknown size
 _MANY = 2**31
@@ -34,38 +36,13 @@ _SELU_ALPHA, _SELU_GAMMA = 1.6732631921768188, 1.0507010221481323  # defaults of
 _ROOT = math.sqrt(0.5)
 
 
-@dataclass(frozen=True)
-class Operator:
-    """An entry of the table.
-
-    Attributes:
-        rule: Adds the steps of a node and returns its value, or a list of values.
-        least: Least number of inputs.
-        most: Largest number of inputs.
-        results: Largest number of outputs.
-        moves: Whether it only moves entries, so that shapes with the mark of the batch may go through it.
-    """
-
-    rule: Rule
-    least: int = 1
-    most: int = 1
-    results: int = 1
-    moves: bool = False
-
-
 def _as(found: Any, *form: Any) -> Any:
     """A value that is remembered as part of an activation."""
     return replace(found, form=form) if isinstance(found, Value) else found
 
 
-def plain(function: Callable[..., Tensor]) -> Rule:
-    """A function of all inputs."""
-    return lambda n: n.call(function, *n.inputs)
-
-
-def layer(make: Callable[[Node], nn.Module]) -> Rule:
-    """An activation of the first input."""
-    return lambda n: n.call(make(n), n.inputs[0])
+def _activation(kind: type[nn.Module], options: dict[str, str]) -> Rule:
+    return lambda n: n.call(kind(**{own: n.option(theirs) for theirs, own in options.items()}), n.inputs[0])
 
 
 # -- sums, products and the activations that exporters split into them -------------------------------------------------
@@ -137,11 +114,6 @@ def _erf(n: Node) -> Any:
     return _as(found, "erf", x.form[1]) if scaled else found  # type: ignore[union-attr]
 
 
-def _gate(make: Callable[[Node], nn.Module], kind: type[nn.Module]) -> Rule:
-    """An activation that is remembered as a possible gate of another one."""
-    return lambda n: _as(n.call(make(n), n.inputs[0]), "gate", n.inputs[0], kind, 1.0)
-
-
 def _tanh(n: Node) -> Any:
     x, found = n.inputs[0], n.call(nn.Tanh(), n.inputs[0])
     soft = isinstance(x, Value) and x.form[:1] == ("softplus",)
@@ -157,7 +129,7 @@ def _weight(tensor: Tensor) -> nn.Parameter:
 
 def _gemm(n: Node) -> Any:
     """The affine map alpha x B + beta C."""
-    alpha, beta = n.option("alpha", 1.0), n.option("beta", 1.0)
+    alpha, beta = n.option("alpha"), n.option("beta")
     over, turned = n.flag("transA"), n.flag("transB")
     if isinstance(n.inputs[0], Value) and isinstance(n.inputs[1], Value):
         return n.call(torch.matmul, n.inputs[0], n.inputs[1])  # refused when it is traced
@@ -192,10 +164,10 @@ def _matmul(n: Node) -> Any:
 def _batch_norm(n: Node) -> Any:
     """Normalisation with fixed statistics."""
     n.ignore("momentum")
-    if n.flag("training_mode") or not n.flag("spatial", True):
+    if n.flag("training_mode") or not n.flag("spatial", True) or n.outputs > 1:
         raise n.refuse("normalises with statistics of the batch; export the model in evaluation mode")
     scale, shift, mean, variance = (n.constant(i) for i in range(1, 5))
-    epsilon, channels = n.option("epsilon", 1e-5), n.live().shape[:1]
+    epsilon, channels = n.option("epsilon"), n.live().shape[:1]
     if any(tuple(t.shape) != channels for t in (scale, shift, mean, variance)):
         raise n.refuse(f"scale, shift, mean and variance must have one entry for each channel of {n.live().shape}")
     if not bool((variance.double() + epsilon > 0).all()):
@@ -226,7 +198,7 @@ class _Window:
 def _window(n: Node, spatial: Sequence[int], kernel: Sequence[int] | None, transposed: bool = False) -> _Window:
     rank = len(spatial)
     strides, dilations = n.integers("strides") or [1] * rank, n.integers("dilations") or [1] * rank
-    pads, mode = n.integers("pads") or [0] * (2 * rank), n.option("auto_pad", "NOTSET")
+    pads, mode = n.integers("pads") or [0] * (2 * rank), n.option("auto_pad")
     if kernel is None or not len(strides) == len(dilations) == len(kernel) == rank or len(pads) != 2 * rank:
         raise n.refuse(f"kernel_shape, strides, dilations and pads do not fit {rank} axes")
     sizes = [*strides, *dilations, *kernel]
@@ -267,7 +239,7 @@ def _images(n: Node) -> tuple[Value, int]:
 
 def _conv(transposed: bool) -> Rule:
     def rule(n: Node) -> Any:
-        (x, rank), weight, groups = _images(n), n.constant(1), n.option("group", 1)
+        (x, rank), weight, groups = _images(n), n.constant(1), n.option("group")
         kernel = list(weight.shape[2:])
         if weight.ndim != rank + 2 or n.integers("kernel_shape") not in (None, kernel):
             raise n.refuse(
@@ -347,7 +319,7 @@ def _sorted(x: Tensor, axis: int, descending: bool) -> Tensor:
 def _top(n: Node) -> Any:
     """The largest entries along an axis: the first ones of a sort."""
     x, count = n.live(), n.integers("k", 1)
-    axis = n.axis(n.option("axis", -1), x.ndim)
+    axis = n.axis(n.option("axis"), x.ndim)
     size = n.shape(x)[axis]
     if axis == 0 or count is None or len(count) != 1 or not 1 <= count[0] <= size or not n.flag("sorted", True):
         raise n.refuse("is understood as the sorted largest or smallest entries along an axis behind the batch only")
@@ -384,14 +356,14 @@ def _prelu(n: Node) -> Any:
 
 def _clip(n: Node) -> Any:
     limits: list[float | None] = []
-    for name, place in (("min", 1), ("max", 2)):
-        value = n.attribute(name, float)
+    for name, place, none in (("min", 1, -math.inf), ("max", 2, math.inf)):
+        value = n.option(name) if name in n.given else None
         if n.has(place):
             given = n.constant(place)
-            if value is not None or given.numel() != 1 or bool(given.isnan()):
+            if given.numel() != 1 or bool(given.isnan()):
                 raise n.refuse(f"'{name}' must be one number")
             value = float(given)
-        limits.append(None if value in (None, math.inf if place == 2 else -math.inf) else value)
+        limits.append(None if value == none else value)
     if limits == [None, None]:
         return n.inputs[0]
     if any(v is not None and math.isinf(v) for v in limits):
@@ -400,37 +372,36 @@ def _clip(n: Node) -> Any:
 
 
 def _selu(n: Node) -> Any:
-    alpha, gamma = n.option("alpha", _SELU_ALPHA), n.option("gamma", _SELU_GAMMA)
+    alpha, gamma = n.option("alpha"), n.option("gamma")
     if abs(alpha - _SELU_ALPHA) < 1e-6 and abs(gamma - _SELU_GAMMA) < 1e-6:
         return n.call(nn.SELU(), n.inputs[0])
     return n.call(torch.mul, n.call(nn.ELU(alpha), n.inputs[0]), gamma)
 
 
 def _hard_sigmoid(n: Node) -> Any:
-    alpha, beta, x = n.option("alpha", 0.2), n.option("beta", 0.5), n.inputs[0]
+    alpha, beta, x = n.option("alpha"), n.option("beta"), n.inputs[0]
     if abs(alpha - 1 / 6) < 1e-8 and beta == 0.5:
         return _as(n.call(nn.Hardsigmoid(), x), "gate", x, nn.Hardswish, 1.0)
     return n.call(nn.Hardtanh(0.0, 1.0), n.call(torch.add, n.call(torch.mul, x, alpha), beta))
 
 
 def _shrink(n: Node) -> Any:
-    bias, width = n.option("bias", 0.0), n.option("lambd", 0.5)
+    bias, width = n.option("bias"), n.option("lambd")
     if bias != width or width < 0:
         raise n.refuse("jumps unless bias = lambd >= 0, so its slopes are unbounded")
     return n.call(nn.Softshrink(width), n.inputs[0])
 
 
-def _swish(n: Node) -> nn.Module:
-    if n.option("alpha", 1.0) != 1:
+def _swish(n: Node) -> Any:
+    if n.option("alpha") != 1:
         raise n.refuse("only alpha = 1 is understood")
-    return nn.SiLU()
+    return n.call(nn.SiLU(), n.inputs[0])
 
 
 def _softmax(n: Node) -> Any:
-    axis = n.axis(n.option("axis", 1 if n.opset < 13 else -1), n.live().ndim)
     if n.opset < 13 and n.live().ndim != 2:
         raise n.refuse("joins several axes in this operator set; export with operator set 13 or a newer one")
-    return n.call(nn.Softmax(axis), n.live())
+    return n.call(nn.Softmax(n.axis(n.option("axis"), n.live().ndim)), n.live())
 
 
 # -- entries that are moved, dropped or repeated -----------------------------------------------------------------------
@@ -471,7 +442,7 @@ def _reshape(n: Node) -> Any:
 
 def _flatten(n: Node) -> Any:
     x = n.live()
-    axis = n.option("axis", 1)
+    axis = n.option("axis")
     axis += x.ndim if axis < 0 else 0
     if not 1 <= axis <= x.ndim or math.prod(x.shape[: axis - 1]) != 1:
         raise n.refuse("joins the batch with other axes; use axis=1")
@@ -492,7 +463,7 @@ def _squeeze(n: Node) -> Any:
 def _unsqueeze(n: Node) -> Any:
     x, axes = n.inputs[0], n.integers("axes", 1)
     shape = n.shape(x)
-    if axes is None or len(shape) + len(axes) > 8:
+    if axes is None or len(shape) + len(axes) > MOST_AXES:
         raise n.refuse("the new axes are missing or too many")
     found, rest = n.axes(axes, len(shape) + len(axes)), iter(shape)
     return _reshaped(n, x, [1 if i in found else next(rest) for i in range(len(shape) + len(axes))])
@@ -548,12 +519,12 @@ def _slice(n: Node) -> Any:
 
 def _split(n: Node) -> Any:
     x, sizes, parts = n.live(), n.integers("split", 1), n.outputs
-    axis = n.axis(n.option("axis", 0), x.ndim)
+    axis = n.axis(n.option("axis"), x.ndim)
     length, count = n.shape(x)[axis], n.option("num_outputs", parts)
     if axis == 0:
         raise n.refuse("works along the batch axis; every sample must be treated by itself")
     if sizes is None:
-        if count != parts or ("num_outputs" not in n.attributes and length % parts):
+        if count != parts or ("num_outputs" not in n.given and length % parts):
             raise n.refuse(f"{length} entries cannot be split into {parts} parts")
         each = -(-length // parts)
         sizes = [each] * (parts - 1) + [length - each * (parts - 1)]
@@ -569,7 +540,7 @@ def _gathered(x: Tensor, axis: int, index: Tensor) -> Tensor:
 
 def _gather(n: Node) -> Any:
     x, index = n.inputs[0], n.constant(1, torch.int64)
-    axis = n.axis(n.option("axis", 0), len(n.shape(x)))
+    axis = n.axis(n.option("axis"), len(n.shape(x)))
     size = n.shape(x)[axis]
     if size == BATCH or bool(((index < -size) | (index >= size)).any()):
         raise n.refuse("an index is outside of its axis, or takes some samples of the batch")
@@ -578,9 +549,9 @@ def _gather(n: Node) -> Any:
 
 def _concat(n: Node) -> Any:
     live = [isinstance(v, Value) for v in n.inputs]
-    if "axis" not in n.attributes or (any(live) and not all(live)):
+    if "axis" not in n.given or (any(live) and not all(live)):
         raise n.refuse("needs an axis, and no constant beside data; put that into the bias of the layer behind")
-    axis = n.axis(n.option("axis", 1), len(n.shape(n.inputs[0])))
+    axis = n.axis(n.option("axis"), len(n.shape(n.inputs[0])))
     return n.inputs[0] if len(live) == 1 else n.call(torch.cat, tuple(n.inputs), axis)
 
 
@@ -602,7 +573,7 @@ _PADS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wra
 
 def _pad(n: Node) -> Any:
     x, pads = n.live(), n.integers("pads", 1)
-    mode, axes = _PADS.get(n.option("mode", "constant")), n.integers("axes", 3)
+    mode, axes = _PADS.get(n.option("mode")), n.integers("axes", 3)
     axes = list(range(x.ndim)) if axes is None else [n.axis(a, x.ndim) for a in axes]
     if mode is None or pads is None or len(pads) != 2 * len(axes) or len(set(axes)) < len(axes):
         raise n.refuse("its mode is not known, or its pads do not fit the axes")
@@ -639,7 +610,7 @@ _KINDS = {1: torch.float32, 6: torch.int64, 7: torch.int64, 11: torch.float64}
 
 def _cast(n: Node) -> Any:
     n.ignore("saturate", "round_mode")
-    x, to = n.inputs[0], _KINDS.get(n.option("to", 0))
+    x, to = n.inputs[0], _KINDS.get(n.option("to"))
     assert x is not None
     if to is None or x.dtype.is_floating_point > to.is_floating_point or x.dtype == torch.bool:
         raise n.refuse("rounds to another type; only changes between 32- and 64-bit numbers are understood")
@@ -658,112 +629,95 @@ def _shape(n: Node) -> Tensor:
 
 
 def _constant(n: Node) -> Tensor:
-    given = [k for k in ("value", "value_float", "value_floats", "value_int", "value_ints") if k in n.attributes]
-    if len(given) != 1:
+    if len(n.given) != 1:
         raise n.refuse("exactly one of value, value_float(s) and value_int(s) is expected")
-    value = n.attribute(given[0], object)
-    if given[0] == "value":
-        if not hasattr(value, "raw_data"):
-            raise n.refuse("the attribute 'value' must be a tensor")
+    (name,) = n.given
+    value = n.option(name)
+    if name == "value":
         n.build.spend(n.label, math.prod(value.dims))
         return n.build.store.decode(value, n.label)
-    kind = float if "float" in given[0] else int
-    items = value if isinstance(value, list) else [value]
-    if not all(isinstance(v, kind) for v in items) or isinstance(value, list) != given[0].endswith("s"):
-        raise n.refuse(f"the attribute '{given[0]}' has a wrong type")
-    n.build.spend(n.label, len(items))
-    if BATCH in items:
+    found = torch.tensor(value, dtype=torch.float32 if "float" in name else torch.int64)
+    n.build.spend(n.label, found.numel())
+    if bool((found == BATCH).any()):
         raise n.refuse(f"the number {BATCH} is neither a size nor an index")
-    return torch.tensor(value, dtype=torch.float32 if kind is float else torch.int64)
+    return found
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-_ANY = 1024  # inputs of Concat and Sum, outputs of Split
-
-OPERATORS: dict[str, Operator] = {
-    "Abs": Operator(layer(lambda n: activations.Abs())),
-    "Add": Operator(_add, 2, 2),
-    "Atan": Operator(layer(lambda n: activations.Atan())),
-    "AveragePool": Operator(_average_pool),
-    "BatchNormalization": Operator(_batch_norm, 5, 5),
-    "Cast": Operator(_cast, moves=True),
-    "Celu": Operator(layer(lambda n: nn.CELU(n.option("alpha", 1.0)))),
-    "Clip": Operator(_clip, 1, 3),
-    "Concat": Operator(_concat, 1, _ANY, moves=True),
-    "Constant": Operator(_constant, 0, 0),
-    "Conv": Operator(_conv(False), 2, 3),
-    "ConvTranspose": Operator(_conv(True), 2, 3),
-    "Cos": Operator(layer(lambda n: activations.Cos())),
-    "Div": Operator(_div, 2, 2),
-    "Dropout": Operator(_same, 1, 3, 2),
-    "Elu": Operator(layer(lambda n: nn.ELU(n.option("alpha", 1.0)))),
-    "Erf": Operator(_erf),
-    "Expand": Operator(_expand, 2, 2),
-    "Flatten": Operator(_flatten),
-    "Gather": Operator(_gather, 2, 2, moves=True),
-    "Gelu": Operator(layer(lambda n: nn.GELU(approximate=n.option("approximate", "none")))),
-    "Gemm": Operator(_gemm, 2, 3),
-    "GlobalAveragePool": Operator(_global(torch.mean)),
-    "GlobalMaxPool": Operator(_global(torch.amax)),
-    "HardSigmoid": Operator(_hard_sigmoid),
-    "HardSwish": Operator(layer(lambda n: nn.Hardswish())),
-    "Identity": Operator(lambda n: n.inputs[0], moves=True),
-    "LeakyRelu": Operator(layer(lambda n: nn.LeakyReLU(n.option("alpha", 0.01)))),
-    "MatMul": Operator(_matmul, 2, 2),
-    "Max": Operator(_extreme(torch.maximum, True), 1, _ANY),
-    "MaxPool": Operator(_max_pool, results=2),
-    "Min": Operator(_extreme(torch.minimum, False), 1, _ANY),
-    "Mish": Operator(layer(lambda n: nn.Mish())),
-    "Mul": Operator(_mul, 2, 2),
-    "Neg": Operator(plain(torch.neg)),
-    "PRelu": Operator(_prelu, 2, 2),
-    "Pad": Operator(_pad, 1, 4),
-    "ReduceMax": Operator(_reduce(torch.amax), 1, 2),
-    "ReduceMean": Operator(_reduce(torch.mean), 1, 2),
-    "ReduceMin": Operator(_reduce(torch.amin), 1, 2),
-    "ReduceSum": Operator(_reduce(torch.sum), 1, 2),
-    "Relu": Operator(layer(lambda n: nn.ReLU())),
-    "Reshape": Operator(_reshape, 2, 2, moves=True),
-    "Selu": Operator(_selu),
-    "Shape": Operator(_shape, moves=True),
-    "Shrink": Operator(_shrink),
-    "Sigmoid": Operator(_gate(lambda n: nn.Sigmoid(), nn.SiLU)),
-    "Sin": Operator(layer(lambda n: activations.Sin())),
-    "Slice": Operator(_slice, 1, 5, moves=True),
-    "Softmax": Operator(_softmax),
-    "Softplus": Operator(lambda n: _as(n.call(nn.Softplus(), n.inputs[0]), "softplus", n.inputs[0])),
-    "Softsign": Operator(layer(lambda n: nn.Softsign())),
-    "Split": Operator(_split, 1, 2, _ANY),
-    "Squeeze": Operator(_squeeze, 1, 2, moves=True),
-    "Sub": Operator(_binary(torch.sub), 2, 2),
-    "Sum": Operator(lambda n: reduce(lambda a, b: n.call(torch.add, a, b), n.inputs), 1, _ANY),
-    "Swish": Operator(layer(_swish)),
-    "Tanh": Operator(_tanh),
-    "ThresholdedRelu": Operator(layer(lambda n: nn.Threshold(n.option("alpha", 1.0), 0.0))),
-    "TopK": Operator(_top, 2, 2, 2),
-    "Transpose": Operator(_transpose, moves=True),
-    "Unsqueeze": Operator(_unsqueeze, 1, 2, moves=True),
+OPERATORS: dict[str, Rule] = {
+    **{name: _activation(kind, options) for name, (kind, options) in NATIVE.items()},
+    "Add": _add,
+    "AveragePool": _average_pool,
+    "BatchNormalization": _batch_norm,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Concat": _concat,
+    "Constant": _constant,
+    "Conv": _conv(False),
+    "ConvTranspose": _conv(True),
+    "Div": _div,
+    "Dropout": _same,
+    "Erf": _erf,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "Gemm": _gemm,
+    "GlobalAveragePool": _global(torch.mean),
+    "GlobalMaxPool": _global(torch.amax),
+    "HardSigmoid": _hard_sigmoid,
+    "Identity": lambda n: n.inputs[0],
+    "MatMul": _matmul,
+    "Max": _extreme(torch.maximum, True),
+    "MaxPool": _max_pool,
+    "Min": _extreme(torch.minimum, False),
+    "Mul": _mul,
+    "Neg": lambda n: n.call(torch.neg, *n.inputs),
+    "PRelu": _prelu,
+    "Pad": _pad,
+    "ReduceMax": _reduce(torch.amax),
+    "ReduceMean": _reduce(torch.mean),
+    "ReduceMin": _reduce(torch.amin),
+    "ReduceSum": _reduce(torch.sum),
+    "Reshape": _reshape,
+    "Selu": _selu,
+    "Shape": _shape,
+    "Shrink": _shrink,
+    "Sigmoid": lambda n: _as(n.call(nn.Sigmoid(), n.inputs[0]), "gate", n.inputs[0], nn.SiLU, 1.0),
+    "Slice": _slice,
+    "Softmax": _softmax,
+    "Softplus": lambda n: _as(n.call(nn.Softplus(), n.inputs[0]), "softplus", n.inputs[0]),
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Sub": _binary(torch.sub),
+    "Sum": lambda n: reduce(lambda a, b: n.call(torch.add, a, b), n.inputs),
+    "Swish": _swish,
+    "Tanh": _tanh,
+    "ThresholdedRelu": lambda n: n.call(nn.Threshold(n.option("alpha"), 0.0), n.inputs[0]),
+    "TopK": _top,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
 }
 """What is understood, by operator."""
+
+MOVES = {"Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+"""Operators that only move entries, so that shapes with the mark of the batch may go through them."""
 
 
 class _Nameless:
     """Stands for the reader of a program, of which a rule that refuses asks for no more than a name."""
 
-    @staticmethod
-    def label(node: Any) -> str:
+    def label(self, node: Any) -> str:
         return ""
 
-    @staticmethod
-    def refusal(node: Any, reason: str) -> UnsupportedOpError:
+    def refusal(self, node: Any, reason: str) -> UnsupportedOpError:
         return UnsupportedOpError("", reason)
 
 
 def refusal(name: str) -> str:
     """Why an operator is not understood: the reason that the table of operations gives for it in torch."""
     snake = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower().removesuffix("alization").replace("hardmax", "argmax")
-    if any(word in name for word in ("Quant", "Integer")):
+    if "Quant" in name or "Integer" in name:
         return "quantised operators are not continuous; export the model in floating point"
     if name in ("If", "Loop", "Scan"):
         return "branches and loops are not understood; export without control flow"

@@ -7,6 +7,7 @@ and activations of each sample is refused when the network is traced, like any o
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from ldlt.errors import LdltError, OnnxError
-from ldlt.files.message import DOMAIN, LAYOUT, OnnxLimits, Store, attributes, parse, type_name
-from ldlt.files.network import Builder, Network, Node, Value
-from ldlt.files.operators import OPERATORS, refusal
+from ldlt.errors import OnnxError
+from ldlt.files.functions import recognised
+from ldlt.files.message import DOMAIN, LAYOUT, MOST_AXES, OnnxLimits, Store, distrust, onnx_package, parse, type_name
+from ldlt.files.network import Builder, Node, Value
+from ldlt.files.operators import MOVES, OPERATORS, refusal
 from ldlt.files.replace import show
 
 __all__ = ["OnnxLimits", "OnnxNetwork", "network_of", "read_onnx"]
 
 _OLDEST, _NEWEST = 7, 28  # operator sets whose definitions the table was compared with
-_MOST_AXES = 8
 _DOUBLE = 11  # protobuf number of float64
 
 
@@ -41,7 +42,7 @@ class OnnxNetwork:
         output_name: Name of the output in the file.
     """
 
-    module: Network
+    module: fx.GraphModule
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     input_name: str
@@ -102,41 +103,28 @@ def network_of(
     store: Store | None = None,
 ) -> OnnxNetwork:
     """As :func:`read_onnx`, for a message that is parsed."""
-    try:
+    with distrust():
         store = Store(None, limits.elements) if store is None else store
         return _File(model, limits, names or {}, store).network(input_shape)
-    except LdltError:
-        raise
-    except Exception as error:  # a file must not be able to raise anything else
-        raise OnnxError(f"unforeseen contents of the file ({type(error).__name__}: {error})") from error
 
 
 class _File:
     """What an output of a file needs: nodes in order, and the constants they read."""
 
     def __init__(self, model: Any, limits: OnnxLimits, names: dict[str, str | None], store: Store) -> None:
-        self.opset = _checked(model)
-        graph = model.graph
+        self.opset, graph = _checked(model), model.graph
         if len(graph.node) > limits.nodes:
             raise OnnxError(f"{len(graph.node)} nodes are more than {limits.nodes}; raise the limit 'nodes'")
-        self.limits, self.store = limits, store
+        self.limits, self.store, self.nodes = limits, store, list(graph.node)
         self.functions = {f.name: f for f in model.functions}
-        self.constants: dict[str, Any] = {}
-        for tensor in graph.initializer:
-            if not tensor.name or tensor.name in self.constants:
-                raise OnnxError(f"two initialisers are called {show(tensor.name)}, or one has no name")
-            store.check(tensor, f"initialiser {show(tensor.name)}")
-            self.constants[tensor.name] = tensor
-        inputs: dict[str, Any] = {}
-        for info in graph.input:
-            if not info.name or info.name in inputs:
-                raise OnnxError(f"two inputs are called {show(info.name)}, or one has no name")
-            inputs[info.name] = info
+        self.constants = _named("initialisers", graph.initializer)
+        for name, tensor in self.constants.items():
+            store.check(tensor, f"initialiser {show(name)}")
+        inputs = _named("inputs", graph.input)
         live = [name for name in inputs if name not in self.constants]  # old files list initialisers as inputs, too
         self.input = _choose("input", live, names.get("input"))
         self.output = names.get("output") or _choose("output", [info.name for info in graph.output], None)
         self.dtype, self.batch, self.shape = _declared(inputs[self.input])
-        self.nodes = list(graph.node)
         self.order = self._order({*inputs, *self.constants})
         for index in self.order:
             other = next((n for n in self.nodes[index].input if n in live and n != self.input), None)
@@ -182,26 +170,21 @@ class _File:
         wide = torch.float64 if _DOUBLE in casts or self.dtype == torch.float64 else torch.float32
         build = Builder(shape, self.dtype, wide, self.batch, self.limits, self.store)
         values: dict[str, Value | Tensor] = {self.input: build.input}
-
-        def value(name: str) -> Value | Tensor | None:
-            if name and name not in values and name in self.constants:
-                tensor, what = self.constants[name], f"initialiser {show(name)}"
-                build.spend(what, int(torch.Size(tensor.dims).numel()))
-                values[name] = self.store.decode(tensor, what)
-            return values.get(name) if name else None
-
         for index in self.order:
-            node = self.nodes[index]
-            inputs = [value(name) for name in node.input]
-            for name, found in zip(node.input, inputs, strict=True):
-                if name and found is None:
+            node, inputs = self.nodes[index], list[Value | Tensor | None]()
+            for name in node.input:
+                if name and name not in values and name in self.constants:
+                    tensor, what = self.constants[name], f"initialiser {show(name)}"
+                    build.spend(what, math.prod(tensor.dims))
+                    values[name] = self.store.decode(tensor, what)
+                if name and name not in values:
                     raise OnnxError(
                         f"{self._label(index)}: reads {show(name)}, an optional result that is not read here"
                     )
-            for name, result in zip(node.output, self._run(index, inputs, build), strict=False):
-                if name:
-                    values[name] = result
-        output = value(self.output)
+                inputs.append(values[name] if name else None)
+            results = self._run(index, inputs, build)
+            values.update((name, result) for name, result in zip(node.output, results, strict=False) if name)
+        output = values.get(self.output)
         if not isinstance(output, Value):
             raise OnnxError(f"the output {show(self.output)} does not depend on the input {show(self.input)}")
         module = build.finish(output)
@@ -212,28 +195,21 @@ class _File:
 
     def _run(self, index: int, inputs: list[Value | Tensor | None], build: Builder) -> list[Any]:
         node, label = self.nodes[index], self._label(index)
-        known = node.domain in ("", "ai.onnx")
-        own = self.functions.get(node.op_type) if node.domain == DOMAIN else None
-        if not known and own is None:
+        if node.overload:
+            raise OnnxError(f"{label}: calls a function of the file; inline functions before saving")
+        if node.domain == DOMAIN and node.op_type in self.functions:
+            seen = Node(node, label, f"activation_{index}", inputs, self.opset, build, least=1)
+            return [_activation(seen, self.functions[node.op_type])]
+        if node.domain not in ("", "ai.onnx"):
             raise OnnxError(
                 f"{label}: operators of the domain {show(node.domain)} are not known; export with standard operators "
                 "only"
             )
-        if node.overload:
-            raise OnnxError(f"{label}: calls a function of the file; inline functions before saving")
-        rule = OPERATORS.get(node.op_type) if known else None
-        if known and rule is None:
+        if node.op_type not in OPERATORS:
             raise OnnxError(f"{label}: {refusal(node.op_type)}")
-        found = attributes(node, label, self.store)
-        stem = f"{node.op_type.lower()}_{index}" if known else f"activation_{index}"
-        moves = rule is not None and rule.moves
-        seen = Node(label, stem, node.op_type, inputs, found, len(node.output), self.opset, build, moves)
-        if rule is None:
-            seen.check(1, 2, 1)
-            seen.refuse_unread()
-            return [_activation(seen, own)]
-        seen.check(rule.least, rule.most, rule.results)
-        results = rule.rule(seen)
+        stem = f"{node.op_type.lower()}_{index}"
+        seen = Node(node, label, stem, inputs, self.opset, build, node.op_type in MOVES)
+        results = OPERATORS[node.op_type](seen)
         seen.refuse_unread()
         return results if isinstance(results, list) else [results]
 
@@ -253,10 +229,17 @@ class _File:
         return wanted
 
 
+def _named(what: str, items: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for item in items:
+        if not item.name or item.name in found:
+            raise OnnxError(f"two {what} are called {show(item.name)}, or one has no name")
+        found[item.name] = item
+    return found
+
+
 def _activation(node: Node, function: Any) -> Any:
     """A function of a file, which is one of the activations that have no operator."""
-    from ldlt.files.functions import recognised  # noqa: PLC0415 (files of others have none, and need no msgspec)
-
     x = node.live()
     module = recognised(function, x.shape, x.dtype)
     if isinstance(module, nn.PReLU):
@@ -282,17 +265,19 @@ def _checked(model: Any) -> int:
             f"the file defines its own function {show((foreign or names)[0])}; inline functions before saving "
             "(onnx.inliner.inline_local_functions)"
         )
-    if model.training_info:
-        raise OnnxError("the file contains a training graph; export the model for inference")
-    if model.graph.sparse_initializer:
-        raise OnnxError("the file has sparse initialisers; store them densely")
-    if model.graph.quantization_annotation:
-        raise OnnxError("the file is quantised; export the model in floating point")
+    for found, reason in (
+        (model.training_info, "contains a training graph; export the model for inference"),
+        (model.graph.sparse_initializer, "has sparse initialisers; store them densely"),
+        (model.graph.quantization_annotation, "is quantised; export the model in floating point"),
+    ):
+        if found:
+            raise OnnxError(f"the file {reason}")
     versions = {(entry.domain or "ai.onnx"): int(entry.version) for entry in model.opset_import}
     version = versions.get("ai.onnx")
-    if version is None or not _OLDEST <= version <= _NEWEST:
+    newest = min(_NEWEST, onnx_package().defs.onnx_opset_version())
+    if version is None or not _OLDEST <= version <= newest:
         raise OnnxError(
-            f"operator set {version} is not known, only {_OLDEST} to {_NEWEST}; convert the file "
+            f"operator set {version} is not known, only {_OLDEST} to {newest}; convert the file "
             "(onnx.version_converter)"
         )
     return version
@@ -326,6 +311,6 @@ def _declared(info: Any) -> tuple[torch.dtype, int | None, tuple[int | None, ...
         if size is not None and size < 1:
             raise OnnxError(f"{what} has a dimension of size {size}; -1 is not a free dimension in ONNX, a name is")
         sizes.append(size)
-    if not 2 <= len(sizes) <= _MOST_AXES:
+    if not 2 <= len(sizes) <= MOST_AXES:
         raise OnnxError(f"{what} has {len(sizes)} axes; the first must be the batch, with at least one more behind it")
     return dtype, sizes[0], tuple(sizes[1:])

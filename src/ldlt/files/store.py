@@ -9,31 +9,32 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ldlt.certificates import Certificate, Region, certify, issue, verify
 from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.engine.network import Lipschitz, sample_shape
-from ldlt.errors import CertificateError, GraphError, LdltError, OptionError, SavedModelError, ShapeError
+from ldlt.errors import CertificateError, GraphError, LdltError, OnnxError, OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference
 from ldlt.files.card import card_of
 from ldlt.files.deployed import CLASSIFICATION, REGRESSION, Deployed, Label, Meaning
-from ldlt.files.message import OnnxLimits, parse, properties
-from ldlt.files.network import Network
+from ldlt.files.message import OnnxLimits, parse
+from ldlt.files.network import activations_of
 from ldlt.files.read import network_of
 from ldlt.files.replace import readable, show, why, writable, write_whole
 from ldlt.files.write import message_of
+from ldlt.graph import Graph
 
 __all__ = ["CARD", "CERTIFICATE", "MEANING", "SUFFIX", "deploy", "load", "model_card", "save"]
 
@@ -41,6 +42,8 @@ SUFFIX = ".onnx"
 
 CERTIFICATE, MEANING, CARD = "ldlt.certificate", "ldlt.meaning", "ldlt.card"
 """Names of the properties of a file."""
+
+_ANOTHER = "the certificate is about another network: a weight or the architecture was changed"
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,25 +53,23 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     meaning: msgspec.Raw
 
 
-@dataclass
-class _Claim:
-    """What is to be proven for the network of a file.
+class _Stated(NamedTuple):
+    """What is stated about a network: multipliers in the order of its activations, and their bound."""
 
-    Attributes:
-        network: Of plain weights, as it was given.
-        shape: Of one input.
-        meaning: Of inputs and outputs.
-        certificate: Gives what is stated, once it is known that the network can be written; None to find out.
-        multipliers: Gives those in the order of the activations, with their bound; instead of a certificate.
-        strict: Whether what is stated must be proven as it is.
-    """
+    multipliers: Sequence[Tensor]
+    bound: float
+    method: str = "by construction"
+    region: Region | None = None
+    strict: bool = False  # whether this bound must be proven, and not another one
+
+
+class _Claim(NamedTuple):
+    """A network of plain weights as it was given, and what is stated, once it is known that it can be written."""
 
     network: nn.Module
     shape: tuple[int, ...]
     meaning: Meaning
-    certificate: Callable[[], Certificate] | None = None
-    multipliers: Callable[[], tuple[list[Tensor], float]] | None = None
-    strict: bool = False
+    stated: Callable[[Graph], _Stated | Certificate | None]
 
 
 def deploy(
@@ -77,6 +78,7 @@ def deploy(
     *,
     input_shape: int | Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
+    before: tuple[Any, Any] | None = None,
 ) -> Deployed:
     """A network as it is deployed: as it is read from a file, with a certificate about exactly that network.
 
@@ -87,6 +89,8 @@ def deploy(
         input_shape: Of a plain module without a certificate: the shape of one input.
         dtype: Round the weights to ``torch.float32`` or ``torch.float64``; the bound is then proven for what they
             became.
+        before: ``(A, b)`` for the network ``x ↦ model(A x + b)``, which is then what is certified. A is a number, one
+            number for each input (as they are broadcast to one), or a matrix (d, d') for a model of d inputs.
 
     Returns:
         The network; its certificate is proven, or has the status ``"not certified"`` and a reason.
@@ -95,15 +99,20 @@ def deploy(
         CertificateError: The certificate is about another network, or cannot be proven.
         GraphError: The network has an operation that cannot be written to a file.
         MissingExtraError: The package ``onnx`` is not installed.
+
+    Example:
+        >>> import ldlt
+        >>> net = ldlt.nn.FeedForward(2, [8], 3, bound=1.0)
+        >>> ldlt.deploy(net, before=([0.5, 0.1], [-3.0, 0.0])).certificate.bound < 0.51  # in units of x
+        True
     """
-    _check_type(dtype)
-    if isinstance(model, Deployed) and certificate is None and dtype in (None, model.dtype):
+    if isinstance(model, Deployed) and certificate is before is None and dtype in (None, model.dtype):
         if model.certificate.is_certified:
             verify(model.certificate, model.network)  # what a file states is not passed on unseen
         else:
             _same(model)
         return model
-    return _made(_claim(model, certificate, input_shape), dtype)[0]
+    return _made(_claim(model, certificate, input_shape), dtype, before)[0]
 
 
 def save(
@@ -113,6 +122,7 @@ def save(
     *,
     input_shape: int | Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
+    before: tuple[Any, Any] | None = None,
     card: str | None = None,
 ) -> Path:
     """Save a network with its certificate in one ONNX file, for any runtime.
@@ -128,6 +138,7 @@ def save(
         certificate: Of a plain module.
         input_shape: Of a plain module without a certificate.
         dtype: Precision of the file; that of the model by default.
+        before: ``(A, b)`` to save ``x ↦ model(A x + b)``; see :func:`ldlt.deploy`.
         card: Model card to put into the file, such as one with results; by default :func:`ldlt.model_card` without.
 
     Returns:
@@ -146,8 +157,7 @@ def save(
         True
     """
     place = writable(path, SUFFIX)
-    _check_type(dtype)
-    deployed, message = _made(_claim(model, certificate, input_shape), dtype)
+    deployed, message = _made(_claim(model, certificate, input_shape), dtype, before)
     meaning = msgspec.json.encode(deployed.meaning)
     sealed = _Sealed(hashlib.sha256(meaning).hexdigest(), msgspec.Raw(meaning))
     texts = {
@@ -193,7 +203,11 @@ def load(path: str | os.PathLike[str], *, limits: OnnxLimits | None = None) -> D
         )
     limits = OnnxLimits() if limits is None else limits
     message = parse(place, limits)
-    texts = properties(message)
+    texts: dict[str, str] = {}
+    for entry in message.metadata_props:
+        if entry.key in texts:
+            raise OnnxError(f"two properties are called {show(entry.key)}")
+        texts[entry.key] = entry.value
     if CERTIFICATE not in texts:
         raise CertificateError(
             f"{show(place.name)} carries no certificate: make one with ldlt.certify, and ldlt.save the network with it"
@@ -251,15 +265,10 @@ def _same(deployed: Deployed) -> None:
     except Exception as error:  # a file must not be able to raise anything else
         raise CertificateError(f"the certificate does not fit the network: {error}") from error
     if found != deployed.certificate.fingerprint:
-        raise CertificateError("the certificate is about another network: a weight or the architecture was changed")
+        raise CertificateError(_ANOTHER)
 
 
 # -- what is to be written, and proven ---------------------------------------------------------------------------------
-
-
-def _check_type(dtype: torch.dtype | None) -> None:
-    if dtype not in (None, torch.float32, torch.float64):
-        raise OptionError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
 
 
 def _claim(model: Any, certificate: Certificate | None, input_shape: Any) -> _Claim:
@@ -271,29 +280,42 @@ def _claim(model: Any, certificate: Certificate | None, input_shape: Any) -> _Cl
     if fitted:
         return _fitted(model)
     if isinstance(model, Deployed):
-        return _Claim(model.network, model.input_shape, model.meaning, lambda: model.certificate, strict=True)
+        stated = _stated(model.network, lambda: model.certificate, strict=True)
+        return _Claim(model.network, model.input_shape, model.meaning, stated)
     if isinstance(model, Lipschitz):
         meaning = Meaning(trained_bound=model.declared_bound, architecture=_describe(model))
-        return _Claim(model.freeze(), model.input_shape, meaning, multipliers=lambda: _built(model))
+        # Where single outputs have the declared bound, the inequality is scaled to that of the whole map.
+        scale = (model.bound / model.declared_bound) ** 2
+        built = lambda graph: _Stated([scale * m.double() for m in model.multipliers().values()], model.bound)  # noqa: E731
+        return _Claim(model.frozen_map(), model.input_shape, meaning, built)
     if not isinstance(model, nn.Module):
         raise OptionError(f"model must be a module or a fitted estimator, not {type(model).__name__}")
     meaning = Meaning(architecture=_describe(model))
     if certificate is None:
         if input_shape is None:
             raise ShapeError("input_shape is needed: the shape of one input, without the batch dimension")
-        return _Claim(model, sample_shape(input_shape), meaning)
+        return _Claim(model, sample_shape(input_shape), meaning, lambda graph: None)
     if input_shape is not None and sample_shape(input_shape) != certificate.input_shape:
         raise ShapeError(f"the certificate is about inputs of shape {certificate.input_shape}, not {input_shape}")
-    return _Claim(model, certificate.input_shape, meaning, lambda: certificate, strict=True)
+    return _Claim(model, certificate.input_shape, meaning, _stated(model, lambda: certificate, strict=True))
 
 
-def _built(net: Lipschitz) -> tuple[list[Tensor], float]:
-    """The multipliers by which a network was built.
+def _stated(network: nn.Module, get: Callable[[], Certificate], strict: bool) -> Callable[[Graph], Any]:
+    def find(graph: Graph) -> _Stated | Certificate:
+        certificate = get()
+        if fingerprint(graph, network) != certificate.fingerprint:
+            raise CertificateError(_ANOTHER)
+        if not certificate.is_certified:
+            return certificate
+        if not certificate.multipliers and graph.activations:
+            raise CertificateError(
+                f"the certificate ({certificate.method}) has no multipliers, so that nobody could check it: make one "
+                "with ldlt.certify(model, input_shape)"
+            )
+        given = [certificate.multipliers[a.name] for a in graph.activations if a.name in certificate.multipliers]
+        return _Stated(given, certificate.bound, certificate.method, certificate.region, strict)
 
-    Where single outputs have the declared bound, the inequality is scaled to that of the whole map.
-    """
-    scale = (net.bound / net.declared_bound) ** 2
-    return [scale * m.double() for m in net.multipliers().values()], net.bound
+    return find
 
 
 def _fitted(estimator: Any) -> _Claim:
@@ -309,7 +331,8 @@ def _fitted(estimator: Any) -> _Claim:
         trained_bound=float(estimator.network_.declared_bound),
         architecture=_describe(estimator.network_),
     )
-    return _Claim(estimator.model_, (estimator.n_features_in_,), meaning, lambda: estimator.certificate_)
+    stated = _stated(estimator.model_, lambda: estimator.certificate_, strict=False)
+    return _Claim(estimator.model_, (estimator.n_features_in_,), meaning, stated)
 
 
 def _label(value: Any) -> Label:
@@ -329,43 +352,73 @@ def _describe(model: nn.Module) -> str:
     return (f"{type(model).__name__}" + (f" ({kinds})" if kinds else ""))[:1000]
 
 
-def _made(claim: _Claim, dtype: torch.dtype | None) -> tuple[Deployed, Any]:
+class _Affine(nn.Module):
+    """``A x + b``, with one number for each entry, or a matrix."""
+
+    def __init__(self, given: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        super().__init__()
+        try:
+            factor, shift = (torch.as_tensor(t, dtype=dtype).detach().clone() for t in given)
+            self.factor, self.shift = nn.Buffer(factor), nn.Buffer(shift)
+            self.matrix = self.factor.ndim == 2 and len(shape) == 1
+            self.shape = (self.factor.shape[-1],) if self.matrix else shape
+            fits = self(torch.zeros(1, *self.shape, dtype=dtype)).shape[1:] == shape
+        except Exception as error:
+            raise OptionError(f"before must be two arrays of numbers (A, b): {error}") from error
+        if not fits or not all(bool(t.isfinite().all()) for t in (self.factor, self.shift)):
+            raise OptionError(f"before must be finite numbers for inputs of shape {shape} of the model")
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = torch.nn.functional.linear(x, self.factor) if self.matrix else x * self.factor
+        return found + self.shift
+
+    @property
+    def norm(self) -> float:
+        found = torch.linalg.matrix_norm(self.factor.double(), 2) if self.matrix else self.factor.double().abs().max()
+        return float(found)
+
+
+def _made(claim: _Claim, dtype: torch.dtype | None, before: tuple[Any, Any] | None) -> tuple[Deployed, Any]:
     """The network as it is read from the message that it is written to, certified, and that message."""
-    model = claim.network
+    model, shape, meaning, front = claim.network, claim.shape, claim.meaning, None
     kind = reference(model).dtype
+    if dtype not in (None, torch.float32, torch.float64):
+        raise OptionError(f"dtype must be torch.float32 or torch.float64, not {dtype}")
     if dtype is None and kind not in (torch.float32, torch.float64):
         raise GraphError(f"a network in {kind} cannot be written to a file: pass dtype=torch.float32")
-    rounded, dtype = dtype not in (None, kind), kind if dtype is None else dtype
-    graph = traced(model, claim.shape)
+    graph = traced(model, shape)
+    stated = functools.partial(claim.stated, graph)
+    if before is not None:
+        front = _Affine(before, shape, kind)
+        model, shape = nn.Sequential(front, model), front.shape
+        graph = traced(model, shape)
+        if meaning.features is not None and shape != claim.shape:
+            meaning = dataclasses.replace(meaning, features=None)
+    rounded, dtype = dtype not in (None, kind), dtype or kind
     with evaluating(model):
         plain = copy.deepcopy(model).to(dtype) if rounded else model
         message = message_of(plain, graph, dtype)
-        network = _read_back(message, plain, claim.shape, dtype)
-    stated = None if claim.certificate is None else claim.certificate()
-    if stated is not None and fingerprint(graph, model) != stated.fingerprint:
-        raise CertificateError("the certificate is about another network: a weight or the architecture was changed")
-    if stated is not None and stated.is_certified and not stated.multipliers and graph.activations:
-        raise CertificateError(
-            f"the certificate ({stated.method}) has no multipliers, so that nobody could check it: make one with "
-            "ldlt.certify(model, input_shape)"
-        )
-    if stated is not None and not stated.is_certified:
-        return Deployed(network, _nothing_about(network, stated), claim.meaning), message
-    multipliers, bound, method, region = None, math.nan, "by construction", None
-    if claim.multipliers is not None:
-        multipliers, bound = claim.multipliers()
-    elif stated is not None:
-        multipliers = [stated.multipliers[a.name] for a in graph.activations if a.name in stated.multipliers]
-        bound, method, region = stated.bound, stated.method, stated.region
-    found = _proven(network, claim.shape, multipliers, bound, method, region)
-    if found is None or not (found.is_certified or claim.multipliers is not None):
-        if found is not None and claim.strict and not rounded:
-            raise CertificateError(f"the bound {bound:.9g} is stated but cannot be proven: {found.reason}")
-        found = certify(network, claim.shape, region=region)
-    return Deployed(network, found, claim.meaning), message
+        network = _read_back(message, plain, shape, dtype)
+    found = stated()
+    region = found.region if isinstance(found, _Stated) else None
+    if front is not None and region is not None:
+        raise OptionError("the certificate is about a region of the model's inputs, which before would move")
+    if isinstance(found, Certificate):
+        return Deployed(network, _nothing_about(network, found, shape), meaning), message
+    proven, names = None, activations_of(network)
+    if found is not None and len(found.multipliers) == len(names):  # else they are for another form of the network
+        bound = found.bound * (1.0 if front is None else front.norm)
+        given = dict(zip(names, found.multipliers, strict=True))
+        proven = issue(network, shape, given, bound, method=found.method, region=region)
+        if not proven.is_certified and found.strict and not rounded and front is None:
+            raise CertificateError(f"the bound {bound:.9g} is stated but cannot be proven: {proven.reason}")
+    built = isinstance(found, _Stated) and found.method == "by construction" and front is None
+    if proven is None or not (proven.is_certified or built):
+        proven = certify(network, shape, region=region)
+    return Deployed(network, proven, meaning), message
 
 
-def _read_back(message: Any, plain: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Network:
+def _read_back(message: Any, plain: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> fx.GraphModule:
     """The network of a message, compared with what was written."""
     limits = OnnxLimits()
     try:
@@ -383,25 +436,9 @@ def _read_back(message: Any, plain: nn.Module, shape: tuple[int, ...], dtype: to
     return network
 
 
-def _proven(
-    network: Network,
-    shape: tuple[int, ...],
-    multipliers: Sequence[Tensor] | None,
-    bound: float,
-    method: str,
-    region: Region | None,
-) -> Certificate | None:
-    """A certificate from the multipliers of another form of the network; None if they are not for this one."""
-    names = network.activations
-    if multipliers is None or len(multipliers) != len(names):
-        return None
-    given: Mapping[str, Tensor] = dict(zip(names, multipliers, strict=True))
-    return issue(network, shape, given, bound, method=method, region=region)
-
-
-def _nothing_about(network: Network, stated: Certificate) -> Certificate:
+def _nothing_about(network: fx.GraphModule, stated: Certificate, shape: tuple[int, ...]) -> Certificate:
     """A certificate of nothing, about this form of the network, with the reason of another form."""
-    found = fingerprint(traced(network, stated.input_shape), network)
     return dataclasses.replace(
-        stated, bound=math.inf, multipliers={}, rigorous=False, residual=math.nan, fingerprint=found, gram=None
-    )
+        stated, bound=math.inf, multipliers={}, rigorous=False, residual=math.nan, gram=None, input_shape=shape,
+        fingerprint=fingerprint(traced(network, shape), network),
+    )  # fmt: skip

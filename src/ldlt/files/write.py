@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ldlt import activations
 from ldlt._version import __version__
 from ldlt.errors import GraphError
-from ldlt.files.functions import BODIES, OPSET, Nodes, function_of, kind_of
+from ldlt.files.functions import BODIES, NATIVE, OPSET, Nodes, function_of, kind_of
 from ldlt.files.message import DOMAIN, onnx_package
 from ldlt.graph.convolution import Spec
 from ldlt.graph.fold import fold
@@ -104,9 +104,16 @@ class _Writer(Nodes):
     def activation(self, node: Activation, parent: str) -> str:
         """An operator, or a function."""
         layer = node.resolve(self.model)
-        native = _NATIVE.get(kind_of(layer))
-        plain = self.dtype == torch.float32 or kind_of(layer) not in BODIES  # most have no kernels for float64
-        written = None if native is None or not plain else native(self, layer, parent, node.shape)
+        kind, written = kind_of(layer), None
+        if self.dtype == torch.float32 or kind not in BODIES:  # most have no kernels for float64
+            if kind in _NATIVE:
+                name, options = _NATIVE[kind]
+                values: dict[str, Any] = {theirs: getattr(layer, own) for theirs, own in options.items()}
+                if "alpha" in values:
+                    values["alpha"] = float(values["alpha"])
+                written = self.put(name, parent, **values)
+            elif kind in _SPECIAL:
+                written = _SPECIAL[kind](self, layer, parent, node.shape)
         if written is not None:
             return written
         name = f"{type(layer).__name__}_{len(self.functions)}"
@@ -352,10 +359,6 @@ def _spec(operation: str, options: dict[str, Any], rank: int) -> Spec:
 _Native = Callable[[_Writer, Any, str, Sequence[int]], str | None]
 
 
-def _operator(operator: str, options: Callable[[Any], dict[str, Any]] = lambda m: {}) -> _Native:
-    return lambda w, m, x, shape: w.put(operator, x, **options(m))
-
-
 def _clip(limits: Callable[[Any], tuple[float | None, float | None]]) -> _Native:
     def write(w: _Writer, m: Any, x: str, shape: Sequence[int]) -> str:
         ends = [None if v is None or math.isinf(v) else v for v in limits(m)]
@@ -364,43 +367,21 @@ def _clip(limits: Callable[[Any], tuple[float | None, float | None]]) -> _Native
     return write
 
 
-def _silu(w: _Writer, m: Any, x: str, shape: Sequence[int]) -> str:
-    return w.put("Mul", x, w.put("Sigmoid", x))
-
-
 def _slopes(w: _Writer, m: Any, x: str, shape: Sequence[int]) -> str:
     return w.put("PRelu", x, w.constant(m.weight.reshape(-1, *(1,) * (len(shape) - 1))))
 
 
-def _softplus(w: _Writer, m: Any, x: str, shape: Sequence[int]) -> str | None:
-    return w.put("Softplus", x) if m.beta == 1 and m.threshold == 20 else None
-
-
-_NATIVE: dict[type[nn.Module], _Native] = {
-    activations.Abs: _operator("Abs"),
-    activations.Atan: _operator("Atan"),
+_SPECIAL: dict[type[nn.Module], _Native] = {
     activations.Clamp: _clip(lambda m: (m.min, m.max)),
-    activations.Cos: _operator("Cos"),
-    activations.Sin: _operator("Sin"),
-    nn.CELU: _operator("Celu", lambda m: {"alpha": float(m.alpha)}),
-    nn.ELU: _operator("Elu", lambda m: {"alpha": float(m.alpha)}),
-    nn.GELU: _operator("Gelu", lambda m: {"approximate": m.approximate}),
-    nn.Hardsigmoid: _operator("HardSigmoid", lambda m: {"alpha": 1 / 6, "beta": 0.5}),
-    nn.Hardswish: _operator("HardSwish"),
+    nn.Hardsigmoid: lambda w, m, x, shape: w.put("HardSigmoid", x, alpha=1 / 6, beta=0.5),
     nn.Hardtanh: _clip(lambda m: (m.min_val, m.max_val)),
-    nn.LeakyReLU: _operator("LeakyRelu", lambda m: {"alpha": float(m.negative_slope)}),
-    nn.Mish: _operator("Mish"),
     nn.PReLU: _slopes,
-    nn.ReLU: _operator("Relu"),
     nn.ReLU6: _clip(lambda m: (m.min_val, m.max_val)),
-    nn.SELU: _operator("Selu"),
-    nn.SiLU: _silu,
-    nn.Sigmoid: _operator("Sigmoid"),
-    nn.Softmax: lambda w, m, x, shape: w.put("Softmax", x, axis=m.dim),
-    nn.Softplus: _softplus,
-    nn.Softshrink: _operator("Shrink", lambda m: {"bias": float(m.lambd), "lambd": float(m.lambd)}),
-    nn.Softsign: _operator("Softsign"),
-    nn.Tanh: _operator("Tanh"),
+    nn.SiLU: lambda w, m, x, shape: w.put("Mul", x, w.put("Sigmoid", x)),
+    nn.Softplus: lambda w, m, x, shape: w.put("Softplus", x) if m.beta == 1 and m.threshold == 20 else None,
+    nn.Softshrink: lambda w, m, x, shape: w.put("Shrink", x, bias=float(m.lambd), lambd=float(m.lambd)),
     nn.Threshold: _clip(lambda m: (float(m.threshold), None)),
 }
-"""Activations that are operators of ONNX."""
+"""Activations that are operators of ONNX in a form of their own."""
+
+_NATIVE = {kind: (name, options) for name, (kind, options) in NATIVE.items()}

@@ -28,7 +28,8 @@ class Builder:
         self.nodes: dict[str, Node] = {}
         self.constants: dict[str, Constant] = {}
         self.taken: set[str] = set()
-        self.tensors = Graph((), "", self.constants).tensors(module)  # constants are added while it is used
+        self.graph = Graph((), "", self.constants)  # constants are added while it is used
+        self.tensors = self.graph.tensors(module)
 
     def unique(self, name: str) -> str:
         """A name that no other value has."""
@@ -67,8 +68,8 @@ class Builder:
         return self.put(Wire(name, shape, (source,), "aten.neg.default", args, role="sum", scales=(-1.0,)))
 
     def ordered(self, wire: Wire) -> Wire:
-        """Mark a rearrangement that only changes the shape, however it is written."""
-        if wire.role != "rearrange" or len(wire.parents) != 1:
+        """Mark a rearrangement that only changes the shape, however it is written, and always will."""
+        if wire.role != "rearrange" or len(wire.parents) != 1 or not self.graph.structural(wire):
             return wire
         count = self.nodes[wire.parents[0]].features
         if wire.features != count or bool((index_map(self.nodes, wire, self.tensors) != torch.arange(count)).any()):
@@ -78,6 +79,8 @@ class Builder:
     def activate(self, name: str, source: str, module: nn.Module | None = None, path: str | None = None) -> str:
         """Add a nonlinearity that suits its input; one number per sample becomes a vector for it."""
         shape = self.nodes[source].shape
+        if 0 in shape:
+            raise UnsupportedOpError(name, "its input has no features; leave it out")
         node = Activation(name, shape or (1,), (source,), module=module, path=path)
         self.suit(node)
         if shape:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ldlt.errors import GraphError, LdltError
-from ldlt.graph.fold import evaluate
-from ldlt.graph.nodes import Graph
+from ldlt.graph.fold import Forward, fold
+from ldlt.graph.nodes import Graph, Wire, index_map
 from ldlt.graph.opaque import DROPOUT, Known
 
-__all__ = ["check_graph", "hooks_of", "require_finite"]
+__all__ = ["check_graph", "hooks_of", "require_ordinary"]
 
 
 def check_graph(module: nn.Module, graph: Graph) -> None:
@@ -24,6 +25,8 @@ def check_graph(module: nn.Module, graph: Graph) -> None:
         GraphError: With the reason.
     """
     shape = graph[graph.output].shape
+    if 0 in shape:
+        raise GraphError("the output has no features")
     if len(shape) != 1 and not graph.has_images:
         shown = ", ".join(map(str, shape))
         raise GraphError(f"the output must have shape (batch, k), not (batch, {shown}): flatten it")
@@ -35,13 +38,18 @@ def check_graph(module: nn.Module, graph: Graph) -> None:
     _compare(module, graph)
 
 
-def require_finite(module: nn.Module) -> None:
-    """Refuse parameters and buffers with entries that are not finite.
+def require_ordinary(module: nn.Module) -> None:
+    """Refuse parameters and buffers that are no ordinary tensors of finite real numbers.
 
     Raises:
         GraphError: With the name of the tensor.
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise GraphError(f"'{name}' has no values yet; run the module once to initialise its lazy layers")
+        ordinary = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+        if not ordinary or tensor.is_complex() or tensor.is_quantized:
+            raise GraphError(f"'{name}' is not an ordinary tensor of real numbers ({type(tensor).__name__})")
         if tensor.is_floating_point() and not tensor.is_meta and not bool(tensor.detach().isfinite().all()):
             raise GraphError(f"'{name}' has entries that are infinite or not a number; no bound holds for them")
 
@@ -73,6 +81,37 @@ def _twin(module: nn.Module, generator: torch.Generator) -> nn.Module:
     return twin
 
 
+class _Claims(Forward):
+    """Values as everything that reads the roles of linear operations takes them to be."""
+
+    def __init__(self, graph: Graph, module: nn.Module, x: Tensor) -> None:
+        super().__init__(module, graph.tensors(module), x)
+        self.graph = graph
+
+    def wire(self, node: Wire, parents: Sequence[Tensor]) -> Tensor:
+        run = node.bind(self.tensors)
+        if node.role == "sum":
+            return node.linear(self.tensors)(*parents) + run(*map(torch.zeros_like, parents))
+        if node.role == "rearrange":
+            index = index_map(self.graph.index, node, self.tensors)
+            flat = [p.reshape(len(p), self.graph[n].features) for p, n in zip(parents, node.parents, strict=True)]
+            return torch.cat(flat, 1)[:, index].reshape(len(self.x), *node.shape)
+        value, others = run(*parents), [torch.randn_like(p) for p in parents]
+        together = run(*(p + o for p, o in zip(parents, others, strict=True)))
+        if not _close(together, value + run(*others)):
+            raise GraphError(f"'{node.operation}' (node '{node.name}') is not linear, which its rule says")
+        return value
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return False
+    if not bool(expected.isfinite().all()):
+        raise GraphError("the module computes numbers that are not finite; no bound holds for them")
+    size = float(expected.abs().max()) if expected.numel() else 0.0
+    return torch.allclose(found, expected, rtol=1e-9, atol=1e-9 * (1 + size))
+
+
 def _compare(module: nn.Module, graph: Graph) -> None:
     """Run the graph beside the module itself, in batches and alone, in both modes."""
     generator = torch.Generator().manual_seed(0)
@@ -89,17 +128,16 @@ def _compare(module: nn.Module, graph: Graph) -> None:
                 if isinstance(m, (*DROPOUT, nn.RReLU, nn.modules.batchnorm._BatchNorm)):
                     m.eval()
             try:
-                expected, found = evaluate(graph, twin, x.clone()), _outputs(twin, x, training)
+                expected = fold(graph, _Claims(graph, twin, x.clone()))[graph.output]
+                found = _outputs(twin, x, training)
             except LdltError:
                 raise
             except Exception as error:
                 raise GraphError(
                     f"the module cannot be run in double precision, one sample at a time: {error}"
                 ) from error
-            size = float(expected.abs().max()) if expected.numel() else 0.0
             for reason, value in found.items():
-                same = (value.shape, value.dtype) == (expected.shape, expected.dtype)
-                if not same or not torch.allclose(value, expected, rtol=1e-9, atol=1e-9 * (1 + size)):
+                if not _close(value, expected):
                     mode = "training" if training else "evaluation"
                     raise GraphError(f"the traced graph is not what the module computes in {mode} mode: {reason}")
 

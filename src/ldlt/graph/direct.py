@@ -17,7 +17,7 @@ from torch import nn
 from ldlt import activations
 from ldlt.errors import LdltError
 from ldlt.graph.builder import Builder
-from ldlt.graph.checks import check_graph, hooks_of, require_finite
+from ldlt.graph.checks import check_graph, hooks_of, require_ordinary
 from ldlt.graph.convolution import Spec
 from ldlt.graph.nodes import Activation, Affine, Attr, Convolution, Graph, Input, Node, Ref, Wire
 
@@ -100,7 +100,9 @@ class _Direct(Builder):
 
 def _tensors(path: str, layer: Any) -> tuple[str, str | None]:
     """Paths of weight and bias of a layer; its weight must be free."""
-    if not layer.weight.requires_grad or 0 in layer.weight.shape:
+    outputs = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    plain = layer.bias is None or layer.bias.shape == (outputs,)
+    if not layer.weight.requires_grad or 0 in layer.weight.shape or not plain:
         raise _UnknownError
     return f"{path}.weight", None if layer.bias is None else f"{path}.bias"
 
@@ -114,7 +116,7 @@ def _is_leaf(layer: nn.Module) -> bool:
         return True
     if kind in _CONTAINERS or "ldlt_composed" in kind.__dict__:
         return False
-    if activations.is_activation(layer):
+    if kind in activations.TABLE and activations.is_activation(layer):
         return True
     raise _UnknownError
 
@@ -127,10 +129,14 @@ def known_graph(module: nn.Module, shape: tuple[int, ...]) -> Graph | None:
         shape: Shape of one sample.
 
     Raises:
-        GraphError: A parameter is not finite.
+        GraphError: A parameter is not finite, or no ordinary tensor.
     """
+    require_ordinary(module)
     tensors = [t for m in module.modules() for t in m._parameters.values() if t is not None]
-    names = [*inspect.signature(module.forward).parameters]
+    try:
+        names = [*inspect.signature(module.forward).parameters]
+    except ValueError:
+        return None
     shared = len({id(t) for t in tensors}) != len(tensors) or any(type(t) is not nn.Parameter for t in tensors)
     mixed = len({t.dtype for t in tensors}) != 1 or len({t.device for t in tensors}) != 1
     if hooks_of(module) or shared or mixed or len(names) != 1:
@@ -149,7 +155,6 @@ def known_graph(module: nn.Module, shape: tuple[int, ...]) -> Graph | None:
             del layer.__dict__["forward"]
     if not isinstance(y, _Symbol):
         return None
-    require_finite(module)
     graph = Graph(tuple(builder.nodes.values()), y.name).pruned()
     try:
         for node in graph.activations:

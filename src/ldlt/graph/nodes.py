@@ -369,6 +369,10 @@ class Graph:
             return {path}
         return {p for a in attributes(constant.args, dict(constant.kwargs)) for p in self.sources(a)}
 
+    def structural(self, node: Wire) -> bool:
+        """Whether a node reads no tensor of the module: it then does the same after a state is loaded."""
+        return not any(self.sources(path) for path in node.constants)
+
     def pruned(self) -> Graph:
         """Without the values and constants the output does not depend on."""
         needed = {self.output}

@@ -133,14 +133,14 @@ def activates(make: Callable[..., nn.Module]) -> Rule:
 # -- sums and multiples ------------------------------------------------------------------------------------------------
 
 
-def _sum(left: float, right: float) -> Rule:
-    """``left a + right α b``."""
+def _sum(weights: Callable[[float], tuple[float, float]]) -> Rule:
+    """A sum of two values with weights that depend on ``alpha``."""
 
     def rule(reader: Reader, node: fx.Node) -> None:
-        alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
+        alpha = reader.given(node).get("alpha", 1)
         if not isinstance(alpha, (int, float)):
             raise reader.refusal(node, "alpha must be a number")
-        scales = [s for a, s in zip(node.args[:2], (left, right * alpha), strict=True) if reader.is_live(a)]
+        scales = [s for a, s in zip(node.args[:2], weights(alpha), strict=True) if reader.is_live(a)]
         if any(s == 0 or not math.isfinite(s) for s in scales):  # no row of a free map can be told from zero
             reader.wire(node, "linear", spread=reader.shape(node))
         else:
@@ -225,12 +225,14 @@ def _linear(reader: Reader, node: fx.Node) -> None:
     if not reader.is_live(source) or reader.is_live(weight) or reader.is_live(bias):
         return mixes(reader, node)
     path = reader.free(weight)
-    if path is None or len(reader.shape(source)) != 1:
+    outputs = reader.shape(node)
+    plain = bias is None or tuple(reader.meta(bias).shape) == outputs
+    if path is None or len(reader.shape(source)) != 1 or not plain:
         return reader.split(node, fixed=(1,))
     if 0 in reader.meta(weight).shape:
         raise reader.refusal(node, "the layer has no features")
     own = None if bias is None else reader.constant(bias).path
-    return reader.add(node, Affine(reader.label(node), reader.shape(node), (reader.name(source),), path, own))
+    return reader.add(node, Affine(reader.label(node), outputs, (reader.name(source),), path, own))
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:
@@ -414,9 +416,9 @@ def _sort(reader: Reader, node: fx.Node) -> None:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-register_operation("add", _sum(1.0, 1.0), 0)
-register_operation("sub subtract", _sum(1.0, -1.0), 0)
-register_operation("rsub", _sum(-1.0, 1.0), 0)
+register_operation("add", _sum(lambda alpha: (1.0, alpha)), 0)
+register_operation("sub subtract", _sum(lambda alpha: (1.0, -alpha)), 0)
+register_operation("rsub", _sum(lambda alpha: (-alpha, 1.0)), 0)
 register_operation("neg negative", _negative, 0)
 register_operation("mul multiply", _times, 0)
 register_operation("div divide true_divide", _over, 1)

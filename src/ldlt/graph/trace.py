@@ -26,7 +26,7 @@ from ldlt import activations
 from ldlt.errors import GraphError, LdltError, ShapeError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
 from ldlt.graph.builder import Builder
-from ldlt.graph.checks import check_graph, hooks_of, require_finite
+from ldlt.graph.checks import check_graph, hooks_of, require_ordinary
 from ldlt.graph.nodes import BATCH, Activation, Attr, Constant, Convolution, Graph, Input, Node, Ref, Wire, lookup
 from ldlt.graph.opaque import opaque
 from ldlt.graph.operations import TABLE, find, same
@@ -72,13 +72,26 @@ def _exporting(module: nn.Module, shape: tuple[int, ...]) -> Iterator[None]:
         logging.disable(before)
 
 
-def _program(module: nn.Module, shape: tuple[int, ...], training: bool) -> tuple[ExportedProgram, dict[str, nn.Module]]:
+def _program(
+    module: nn.Module, shape: tuple[int, ...], training: bool
+) -> tuple[ExportedProgram, dict[str, nn.Module], list[str]]:
+    """What the module computes in a mode, activations that functions were turned into, and the slopes of its own."""
     like = reference(module)
     x = torch.zeros(3, *shape, dtype=like.dtype, device=like.device)
-    with evaluating(module), _exporting(module, shape), opaque(module, training) as made:
+    with _exporting(module, shape), evaluating(module):
         if training:
             module.train()
-        return export(module, (x,), dynamic_shapes=({0: Dim("batch")},), strict=False), made
+        laws = _laws(module)
+        with opaque(module, training) as made:
+            return export(module, (x,), dynamic_shapes=({0: Dim("batch")},), strict=False), made, laws
+
+
+def _laws(module: nn.Module) -> list[str]:
+    found = []
+    for layer in filter(activations.is_activation, module.modules()):
+        with contextlib.suppress(LdltError):
+            found.append(str(activations.sector(layer)))
+    return found
 
 
 def _operation(node: fx.Node) -> str:
@@ -421,6 +434,8 @@ class Reader(Builder):
             return [self._template(a, parents, node, True) for a in arg]
         if not isinstance(arg, fx.Node):
             return arg
+        if isinstance(arg.meta.get("val"), (torch.SymFloat, torch.SymBool)):
+            raise UnsupportedOpError(arg.name, "a tensor is read as a number (item, float, tolist); use the tensor")
         if parents is not None and self.is_live(arg):
             parents.append(self.name(arg))
             return Ref(len(parents) - 1)
@@ -611,8 +626,14 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
         GraphError: The module cannot be exported, or is another function in training than in evaluation.
         ShapeError: ``input_shape`` does not fit.
     """
-    require_finite(module)
-    (program, made), (trained, others) = (_program(module, input_shape, mode) for mode in (False, True))
+    require_ordinary(module)
+    tensors = [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta]
+    before = [t.detach().clone() for t in tensors]
+    (program, made, laws), (trained, others, other_laws) = (_program(module, input_shape, m) for m in (False, True))
+    if laws != other_laws:
+        raise GraphError("the slopes of an activation are others in training than in evaluation; they must not be")
+    if not all(map(torch.equal, before, tensors)):
+        raise GraphError("the module changes its own tensors when its mode is set; it must not")
     if not (_settled(program) and _settled(trained)):  # in simpler operations, without overwritten tensors
         with _exporting(module, input_shape):
             program, trained = (p.run_decompositions({}) for p in (program, trained))

@@ -255,19 +255,76 @@ def node_cells(graph: Graph, module: nn.Module, node: Node) -> Cells:
     cells = natural(node.shape)
     for shape in parents:
         cells = meet(cells, natural(shape))
-    if isinstance(node, Wire) and not commutes(node.bind(graph.tensors(_anything(module))), cells, parents):
+    if not isinstance(node, Wire):
+        return cells
+    try:
+        return cells if commutes(node.bind(_anything(graph, module)), cells, parents) else None
+    except _Unknown:
         return None
-    return cells
 
 
-def _anything(module: nn.Module) -> Callable[[str], Tensor]:
-    """The tensors of a module with other numbers: whether an operation commutes must not depend on those it has."""
+class _Unknown(Exception):
+    """There are tensors that nothing can stand for."""
+
+
+_SMOOTH = {
+    *(
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "neg",
+        "exp",
+        "log",
+        "tanh",
+        "sigmoid",
+        "softplus",
+        "pow",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+    ),
+    *(
+        "mm",
+        "bmm",
+        "sum",
+        "mean",
+        "clone",
+        "alias",
+        "detach",
+        "_to_copy",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "unsqueeze",
+    ),
+    *("squeeze", "expand", "repeat", "permute", "transpose", "t", "slice", "select", "flip", "cat", "stack"),
+    *("zeros_like", "ones_like", "new_zeros", "full"),
+}
+"""Of random numbers they make what is special about them only if it always is: analytic functions, and shapes."""
+
+
+def _anything(graph: Graph, module: nn.Module) -> Callable[[str], Tensor]:
+    """The tensors of a graph with other numbers: whether an operation commutes must not depend on those it has.
+
+    A comparison, say, may come out the same for all random numbers that are tried: its result is what is random then.
+    """
+
+    def other(path: str, found: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
+        drawn = torch.rand(found.shape, generator=generator, dtype=torch.float64)
+        if found.dtype == torch.bool:
+            return drawn < 0.5
+        if not found.is_floating_point():  # a table of indices: any other one would be a guess
+            raise _Unknown
+        return 0.5 + drawn
 
     def read(path: str) -> Tensor:
-        found: Tensor = lookup(module, path)
-        if not found.is_floating_point():  # a table of indices: any other one would be a guess
-            return found
-        generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
-        return 0.5 + torch.rand(found.shape, generator=generator, dtype=torch.float64)
+        constant = graph.constants.get(path)
+        if constant is None:
+            return other(path, lookup(module, path))
+        found = constant.make(read)
+        smooth = constant.target.removeprefix("aten.").split(".")[0] in _SMOOTH and found.is_floating_point()
+        return found if smooth or not graph.sources(path) else other(path, found)
 
     return read

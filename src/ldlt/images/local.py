@@ -25,8 +25,8 @@ def dominate(matrix: Tensor, size: Tensor, balance: Tensor, power: int, unit: fl
     r"""``d`` (n,) with ``T ≺ diag(d)`` at all frequencies, up to rounding included.
 
     For ``A = S^{-1}TS^{-1}`` with any diagonal S, row sums of ``|A^m|`` bound ``A^m`` by a diagonal matrix
-    (Gershgorin), and its m-th root bounds ``A``, since the root is operator monotone. S are the standard deviations over ``balance``.
-    What cancelled in ``T`` counts with its rounding, measured by the magnitudes ``size``.
+    (Gershgorin), and its m-th root bounds ``A``, since the root is operator monotone. S are the standard deviations
+    over ``balance``. What cancelled in ``T`` counts with its rounding, measured by the magnitudes ``size``.
 
     Args:
         matrix: ``T`` (f, n, n) or (n, n), Hermitian.

@@ -130,7 +130,7 @@ class _Check:
         self.tolerance = TOLERANCE[self.dtype]
         self.generator = torch.Generator().manual_seed(seed)
         with self.guard("freeze"):
-            self.bound, self.frozen = net.bound, net.freeze().double().eval().requires_grad_(False)
+            self.bound, self.frozen = net.bound, net.frozen_map().double().eval().requires_grad_(False)
 
     @contextlib.contextmanager
     def guard(self, stage: str) -> Iterator[None]:

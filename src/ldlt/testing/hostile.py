@@ -237,6 +237,8 @@ def _loaded(net: nn.Module, generator: torch.Generator) -> None:
         if state[name].is_floating_point():
             drawn = _normal(state[name].shape, generator)
             state[name].copy_(drawn.square() + 0.01 if name.endswith("running_var") else drawn)
+        elif state[name].ndim:  # a table of indices: others of its entries
+            state[name].copy_(state[name][torch.randint(len(state[name]), (len(state[name]),), generator=generator)])
     net.load_state_dict(state)
 
 
