@@ -170,8 +170,7 @@ class Lipschitz(nn.Module):
         self._hooks: list[str] = []
         self._normalises = bool(normalising(module))
         self._cache: _Cache | None = None
-        choices = (promise.scales, promise.apart, torus, power)
-        self._blueprint = Blueprint(graph, plan, contracting, heading, *choices)
+        self._blueprint = Blueprint(graph, plan, contracting, heading, promise.scales, promise.apart, torus, power)
         self._blueprint.resolve(module)
         self._bound = Bound(promise.bound, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []

@@ -35,9 +35,9 @@ class Blueprint:
     head: Head
     scales: Tensor | None = None  # of the outputs, (k,): their bounds in units of the declared one
     apart: bool = False  # whether each head has a bound of its own
-    wiring: dict[tuple[str, Cells], Taps] = field(default_factory=dict)  # responses of single taps by node and grid
     torus: Torus | None = None  # the graph on its torus, if convolutions keep their kernels
     power: int = 1  # which power of a covariance bounds the multipliers there
+    wiring: dict[tuple[str, Cells], Taps] = field(default_factory=dict)  # responses of single taps by node and grid
     # For compilers, which do not see classes as they are: slopes of activations without parameters, and the settings
     # they were found for (None for PReLU). Anybody else looks anew.
     sectors: dict[str, tuple[activations.Sector | None, dict[str, Any]]] = field(default_factory=dict)
