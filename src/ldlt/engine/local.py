@@ -280,12 +280,11 @@ class LocalSweep(Sweep):
     def _found(self, node: Any) -> dict[str, Tensor]:
         """The rows of a fixed operation, as gradients."""
         like = self.given.bound
-        with torch.enable_grad():
-            images = [like.new_zeros(node.features, *self.graph[p].shape).requires_grad_() for p in node.parents]
-            y = node.linear(self.tensors)(*images).reshape(node.features, node.features)
-            rows = torch.autograd.grad(y.diagonal().sum(), images, allow_unused=True)
-        known = [(p, r.detach()) for p, r in zip(node.parents, rows, strict=True) if r is not None]
-        return self._embedded([p for p, _ in known], [r.flatten(1) for _, r in known])
+        images = [like.new_zeros(1, *self.graph[p].shape) for p in node.parents]
+        y, back = torch.func.vjp(node.linear(self.tensors), *images)
+        unit = torch.eye(node.features, dtype=like.dtype, device=like.device).reshape(-1, *y.shape)
+        rows = torch.func.vmap(back)(unit)
+        return self._embedded(node.parents, [r.flatten(1) for r in rows])
 
     # -- vectors -----------------------------------------------------------------------------------------------------
 

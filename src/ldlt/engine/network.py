@@ -188,7 +188,7 @@ class Lipschitz(nn.Module):
             roles["log_multiplier"] = torch.zeros(count or group.size)
         if not group.free and not group.is_output:
             roles["log_balance"] = torch.zeros((count if group.node in self.plan.images else 0) or group.size)
-            roles["margin"] = torch.tensor(3.0)  # θ = 0.95
+            roles["margin"] = torch.tensor(3.0 if self._blueprint.torus is None else 0.0)  # θ = 0.95, or 1/2
         for role, value in roles.items():
             if role not in self._roles:
                 self._roles.append(role)
