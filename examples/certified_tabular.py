@@ -7,7 +7,7 @@ four measurements may be wrong at once, as long as the root of the sum of their 
 
 1. Train a classifier. `standardise="scale"` divides all columns by one number, because they share a unit.
 2. Print accuracy, and the share of test flowers that are classified correctly and certified beyond some radii.
-3. Train a second one that asks for a much larger margin: it gives up flowers near the borders of the classes for larger
+3. Train a second one that asks for a much larger radius: it gives up flowers near the borders of the classes for larger
    radii far from them.
 
 Certificates are rigorous: they hold for the stored weights, and the rounding of the outputs is taken off the radii.
@@ -27,7 +27,7 @@ from sklearn.model_selection import train_test_split
 import ldlt
 
 RADII = (0.0, 0.1, 0.2, 0.4, 0.8, 1.2)
-MARGINS = (0.25, 2.0)
+ASKED = (0.25, 2.0)
 PETAL = (2, 3)  # columns of the picture: petal length and width
 
 
@@ -46,10 +46,10 @@ class Result:
     radius: NDArray[np.float64]
 
 
-def fit(margin: float, data: list[NDArray[np.float64]], epochs: int, seed: int) -> tuple[Result, object]:
-    """Train with the given margin (in units of the common scale) and measure on the test rows."""
+def fit(asked: float, data: list[NDArray[np.float64]], epochs: int, seed: int) -> tuple[Result, object]:
+    """Train for the given radius (in units of the common scale) and measure on the test rows."""
     x, x_test, y, y_test = data
-    model = ldlt.LipschitzClassifier(margin=margin, standardise="scale", epochs=epochs, random_state=seed).fit(x, y)
+    model = ldlt.LipschitzClassifier(radius=asked, standardise="scale", epochs=epochs, random_state=seed).fit(x, y)
     if not model.certificate_.rigorous:
         raise RuntimeError("the certificate was not proven")
     certified = model.certified_accuracy(x_test, y_test, radii=RADII)
@@ -64,8 +64,8 @@ def draw(path: Path, results: dict[float, Result], models: dict[float, object], 
     _, x_test, _, y_test = data
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    margin = min(results)
-    for row, label, radius in zip(x_test[:, PETAL], y_test, results[margin].radius, strict=True):
+    least = min(results)
+    for row, label, radius in zip(x_test[:, PETAL], y_test, results[least].radius, strict=True):
         left.add_patch(Circle(tuple(row), radius, color=f"C{label}", alpha=0.1))
     for label, name in enumerate(load_iris().target_names):
         rows = y_test == label
@@ -74,13 +74,13 @@ def draw(path: Path, results: dict[float, Result], models: dict[float, object], 
         xlabel="petal length (cm)",
         ylabel="petal width (cm)",
         aspect="equal",
-        title=f"test flowers and their radii, margin {margin:g}",
+        title=f"test flowers and their radii, radius={least:g}",
     )
     left.legend(fontsize=8, loc="upper left")
-    for margin, model in models.items():
+    for asked, model in models.items():
         radii = np.linspace(0, 1.6, 201)
         right.step(
-            radii, model.certified_accuracy(x_test, y_test, radii=radii), where="post", label=f"margin {margin:g}"
+            radii, model.certified_accuracy(x_test, y_test, radii=radii), where="post", label=f"radius={asked:g}"
         )
     right.set(xlabel="radius (cm)", ylabel="correct and certified", ylim=(0, 1.02), title="certified accuracy")
     right.grid(alpha=0.3)
@@ -90,17 +90,17 @@ def draw(path: Path, results: dict[float, Result], models: dict[float, object], 
 
 
 def main(seed: int = 0, epochs: int = 100, out: Path | None = None) -> dict[float, Result]:
-    """Train with two margins; returns the results by margin."""
+    """Train for two radii; returns the results by radius."""
     x, y = load_iris(return_X_y=True)
     data = train_test_split(x, y, test_size=0.3, random_state=seed, stratify=y)
-    print(f"{'margin':>6s} {'accuracy':>9s} {'median radius':>14s}   correct and certified beyond (cm)")
+    print(f"{'radius':>6s} {'accuracy':>9s} {'median radius':>14s}   correct and certified beyond (cm)")
     print(f"{'':33s} " + " ".join(f"{r:6g}" for r in RADII))
     results, models = {}, {}
-    for margin in MARGINS:
-        result, models[margin] = fit(margin, data, epochs, seed)
-        results[margin] = result
+    for asked in ASKED:
+        result, models[asked] = fit(asked, data, epochs, seed)
+        results[asked] = result
         shares = " ".join(f"{s:6.3f}" for s in result.certified)
-        print(f"{margin:6g} {result.accuracy:9.3f} {np.median(result.radius):11.3f} cm {shares}", flush=True)
+        print(f"{asked:6g} {result.accuracy:9.3f} {np.median(result.radius):11.3f} cm {shares}", flush=True)
     if out is not None:
         draw(out / "certified_tabular.png", results, models, data)
     return results

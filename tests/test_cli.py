@@ -185,10 +185,10 @@ def test_options_reach_the_estimator(files, run, monkeypatch):
         raise ldlt.OptionError("enough")
 
     monkeypatch.setattr(ldlt.LipschitzClassifier, "fit", spy)
-    words = ["--width", 6, "--depth", 3, "--epochs", 2, "--bound", 2, "--margin", 1, "--patience", 5, "--test-share", 0]
+    words = ["--width", 6, "--depth", 3, "--epochs", 2, "--radius", 1, "--balanced", "--patience", 5, "--test-share", 0]
     code, _, err = run("train", "iris.csv", *words, "--seed", 7, "--drop", "sepal width (cm)")
     assert (code, err) == (1, "ldlt: enough\n")
-    assert (seen["hidden"], seen["epochs"], seen["bound"], seen["margin"]) == ((6, 6, 6), 2, 2.0, 1.0)
+    assert (seen["hidden"], seen["epochs"], seen["radius"], seen["class_weight"]) == ((6, 6, 6), 2, 1.0, "balanced")
     assert (seen["early_stopping"], seen["patience"], seen["random_state"]) == (True, 5, 7)
     assert (len(seen["columns"]), seen["rows"]) == (3, 150)
 
@@ -206,17 +206,18 @@ def test_what_cannot_be_proven_is_said(files, run):
 @pytest.mark.parametrize(
     "words",
     [
-        *(["--bound", b] for b in ("0", "-1", "inf", "nan", "x")),
+        *(["--bound", b, "--target", "petal width (cm)", "--drop", "species"] for b in ("0", "-1", "inf", "nan", "x")),
+        ["--bound", "1"],
         *([f"--{name}", "0"] for name in ("width", "depth", "epochs", "patience")),
         ["--test-share", "1"],
-        ["--margin", "-1"],
+        *(["--radius", r] for r in ("-1", "nan", "near")),
         ["--seed", "-1"],
         ["--task", "guess"],
         ["--separator", "ab"],
         ["--out", "model.pt"],
         ["--out", "none/model.onnx"],
         ["--out", "."],
-        ["--margin", "1", "--task", "regression", "--target", "petal width (cm)", "--drop", "species"],
+        ["--radius", "1", "--task", "regression", "--target", "petal width (cm)", "--drop", "species"],
     ],
 )
 def test_wrong_usage_of_train(words, files, run):

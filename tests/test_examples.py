@@ -51,7 +51,7 @@ def test_certified_tabular(tmp_path):
         assert result.certified[0] == pytest.approx(result.accuracy)
         assert all(a >= b for a, b in pairwise(result.certified))
     assert results[0.25].accuracy > 0.9
-    assert results[2.0].certified[-1] > results[0.25].certified[-1]  # a larger margin, larger radii
+    assert results[2.0].certified[-1] > results[0.25].certified[-1]  # asked for more, got more
 
 
 def test_wrap_your_resnet(tmp_path):

@@ -178,6 +178,13 @@ def _place(value: Path | None) -> Path | None:
     return value
 
 
+def _radius(value: str | None) -> float | str | None:
+    try:
+        return value if value in (None, "auto") else check.finite("it", value and float(value), least=0.0)
+    except ValueError:
+        raise typer.BadParameter(f"a number that is not negative is needed, or auto, not {value!r}") from None
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     try:
         return check.sample_shape([int(part) for part in text.split(",")])
@@ -222,18 +229,25 @@ Radius = Annotated[float | None, _opt("Radius of a region, or distance that an i
     epilog="Examples:\n\n"
     "ldlt train iris.csv --target species\n\n"
     "ldlt train data.csv --target price --bound 0.5   (a regression)\n\n"
-    "ldlt train data.csv --drop id --drop name --margin 1 --out model.onnx"
+    "ldlt train data.csv --drop id --drop name --radius 1 --out model.onnx"
 )
 def train(
     data: Data,
     target: Annotated[str | None, _opt("Column to predict; the last one if none is given.")] = None,
     task: Annotated[Task | None, _opt("Found from the target if not given.")] = None,
     drop: Annotated[list[str] | None, _opt("Column to leave out; may be repeated.")] = None,
-    bound: Annotated[float, _opt("Lipschitz constant on standardised features.", _POSITIVE)] = 1.0,
-    margin: Annotated[float | None, _opt("Radius to train for, in standard deviations.", _LEAST_0)] = None,
-    width: Annotated[int, _opt("Neurons per hidden layer.", min=1)] = 64,
+    radius: Annotated[
+        str | None,
+        _opt("How far classes shall be robust, in standard deviations, or auto; 0.25 if not given.", _radius),
+    ] = None,
+    bound: Annotated[
+        float | None,
+        _opt("Of a regression: Lipschitz constant on standardised columns; found if not given.", _POSITIVE),
+    ] = None,
+    balanced: Annotated[bool, typer.Option("--balanced", help="All classes weigh the same, also rare ones.")] = False,
+    width: Annotated[int, _opt("Neurons per hidden layer.", min=1)] = 128,
     depth: Annotated[int, _opt("Hidden layers.", min=1)] = 2,
-    epochs: Annotated[int, _opt("Passes over the rows.", min=1)] = 100,
+    epochs: Annotated[int | None, _opt("Passes over the rows.", min=1)] = None,
     patience: Annotated[int | None, _opt("Stop after so many epochs without progress.", min=1)] = None,
     seed: Annotated[int, _opt("Of everything random.", min=0, max=2**32 - 1)] = 0,
     test_share: Annotated[float, _opt("Share of rows to test with.", _SHARE)] = 0.2,
@@ -244,9 +258,10 @@ def train(
 ) -> int:
     """Train a network on a CSV table that is Lipschitz by construction, and certify it in the units of the table.
 
-    The table needs a header and numbers. Texts and missing values are refused, with what to do about them: how they
-    are turned into numbers decides what a radius means. Written are the model with its certificate inside, and a model
-    card beside it. Ctrl-C ends training and keeps the best model so far. The exit code is 1 if nothing could be proven.
+    The table needs a header. Texts are categories, two of which are at a distance of 1; a missing number becomes the
+    median, and its being missing an input. Columns that would mean nothing, such as dates, are refused, all at once.
+    Written are the model with its certificate inside, and a model card beside it. Ctrl-C ends training and keeps the
+    best model so far. The exit code is 1 if nothing could be proven.
     """
     begin = time.perf_counter()
     from ldlt import deploy, load, model_card, save, tables  # noqa: PLC0415
@@ -259,11 +274,15 @@ def train(
     if find_spec("onnx") is None:
         raise MissingExtraError("onnx", "train")
     table = tables.read_table(data, target=target, task=task, drop=drop or (), separator=separator)
-    if table.task == "regression" and margin is not None:
-        raise typer.BadParameter("--margin is for classification; a regression is smoothed with a smaller --bound")
+    regression = table.task == "regression"
+    if regression and (radius is not None or balanced):
+        raise typer.BadParameter("--radius and --balanced are for classes; a regression has a --bound")
+    if bound is not None and not regression:
+        raise typer.BadParameter("--bound is for a regression; for classes say how far they shall be robust: --radius")
     rows, test = tables.split(table, test_share, seed)
-    options: dict[str, Any] = {} if table.task == "regression" else {"margin": 0.5 if margin is None else margin}
-    options |= {"hidden": (width,) * depth, "bound": bound, "epochs": epochs, "random_state": seed}
+    options: dict[str, Any] = {"hidden": (width,) * depth, "random_state": seed}
+    given = {"radius": radius, "bound": bound, "epochs": epochs, "class_weight": "balanced" if balanced else None}
+    options |= {name: value for name, value in given.items() if value is not None}
     if patience is not None:
         options |= {"early_stopping": True, "patience": patience}
     with _told("training"), warnings.catch_warnings():
@@ -286,12 +305,14 @@ def train(
         "target": table.name,
         "rows": len(table.target),
         "features": len(table.features.columns),
+        "inputs": len(estimator.mean_),
         "classes": None if deployed.meaning.classes is None else len(deployed.meaning.classes),
         "trained_on": len(rows),
         "tested_on": len(test),
         "epochs": estimator.n_iter_,
         "best_epoch": estimator.best_epoch_,
-        "bound_standardised": bound,
+        "bound_standardised": estimator.bound_,
+        "radius": None if regression else estimator.radius_,
         **{name: shown[name] for name in ("bound", "status", "reason", "rigorous", "fingerprint")},
         "test": figures,
         "model": str(path),
@@ -317,7 +338,7 @@ def _fit(table: Any, rows: Any, options: Mapping[str, Any], show: bool) -> tuple
     import ldlt  # noqa: PLC0415
 
     kind = ldlt.LipschitzRegressor if table.task == "regression" else ldlt.LipschitzClassifier
-    progress = Progress(options["epochs"], show=show)
+    progress = Progress(show=show)
     estimator = kind(**options, callback=lambda epoch: progress.tell(str(epoch), epoch.epoch))
     with warnings.catch_warnings(record=True) as caught, progress:
         warnings.simplefilter("always")
@@ -336,13 +357,28 @@ def _test(estimator: Any, deployed: Any, features: Any, target: Any) -> dict[str
     import numpy as np  # noqa: PLC0415
 
     if deployed.meaning.task == "classification":
-        shares = estimator.certified_accuracy(features, target, RADII, units="standard")
+        predicted, reach = estimator.predict(features), estimator.certified_radius(features, units="standard")
+        right = predicted == target
+        classes = estimator.classes_
+        counts = np.array([[np.sum((target == c) & (predicted == p)) for p in classes] for c in classes])
+        recall = {
+            str(c): float(row[i] / row.sum())
+            for i, (c, row) in enumerate(zip(classes, counts, strict=True))
+            if row.sum()
+        }
         return {
-            "accuracy": float(estimator.score(features, target)),
-            "largest_class": float(np.unique(target, return_counts=True)[1].max() / len(target)),
+            "accuracy": float(right.mean()),
+            "largest_class": float(counts.sum(1).max() / len(target)),
+            "balanced_accuracy": float(np.mean([*recall.values()])),
+            "recall": recall if len(classes) <= _SHOWN else None,
+            "confusion": {str(c): row for c, row in zip(classes, counts.tolist(), strict=True)}
+            if len(classes) <= _SHOWN
+            else None,
             "radii": list(RADII),
-            "certified_accuracy": [float(s) for s in shares],
+            "certified_accuracy": [float((right & (reach > r)).mean()) for r in RADII],
+            "radii_unit": "standard deviations, and 1 from one category to another",
             "median_radius": float(np.median(deployed.certified_radius(features))),
+            "median_radius_unit": "units of the table",
         }
     error = estimator.predict(features) - target
     square, variance = float((error**2).mean()), float(np.var(target))
@@ -380,14 +416,13 @@ def predict(
 
     deployed = load(model)
     verify(deployed)
-    names = deployed.meaning.features
-    features = tables.read_features(data, names, separator)
-    given, wanted = len(features.columns), math.prod(deployed.input_shape)
-    if given != wanted:
-        raise OptionError(f"'{data}' has {given} columns, the model reads {wanted}")
-    columns = _predictions(
-        deployed, features if names else features.to_numpy().reshape(-1, *deployed.input_shape), radius
-    )
+    features = tables.read_features(data, deployed.meaning.columns, separator)
+    if deployed.meaning.columns is None:
+        given, wanted = len(features.columns), math.prod(deployed.input_shape)
+        if given != wanted:
+            raise OptionError(f"'{data}' has {given} columns, the model reads {wanted}")
+        features = features.to_numpy().reshape(-1, *deployed.input_shape)
+    columns = _predictions(deployed, features, radius)
     rows = list(zip(*columns.values(), strict=True))
     buffer = io.StringIO()
     if machine:

@@ -1,7 +1,6 @@
-"""A table of numbers from a CSV file, or all the reasons why it is none.
+"""A table of numbers and categories from a CSV file, or all the reasons why it is none.
 
-Nothing is guessed that would change what a certified radius means: texts are not encoded, missing values are not filled
-in. Both are refused with the name of the column and what to do. A file is read part by part, with a limit on what it
+What a column is, is decided by all of it (:mod:`ldlt.columns`). A file is read part by part, with a limit on what it
 unpacks to, so that a small file cannot fill the memory.
 """
 
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ldlt.check import near
+from ldlt.columns import Column, columns_of, is_number, refuse
 from ldlt.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
@@ -36,15 +36,19 @@ LARGEST_TEXT, LONGEST_LINE, MOST_NUMBERS = 2**29, 2**24, 2**25
 """Limits: bytes of a file once it is unpacked, bytes of one line, numbers of a table (256 MiB as float64)."""
 
 _AT_ONCE = 2**17  # numbers of a part
-_TOLD = 8  # reasons, or names, in a message
+_TOLD = 8  # names in a message
 _OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 @dataclass(frozen=True)
 class Table:
-    """Features (n, d) of float64 by name, the target (n,) of classes or of float64, its name, and the task.
+    """A table to learn from.
 
-    The task is ``"classification"`` or ``"regression"``.
+    Attributes:
+        features: (n, d) by name, of float64 or texts; NaN where a value is missing.
+        target: Classes or float64 (n,).
+        name: Of the target.
+        task: ``"classification"`` or ``"regression"``.
     """
 
     features: pd.DataFrame
@@ -97,7 +101,7 @@ def read_table(
         separator: Between columns.
 
     Raises:
-        OptionError: The file is no table of numbers with such a target; the message has all reasons.
+        OptionError: The file is no table with such a target; the message has all reasons.
         MissingExtraError: ``pandas`` is not installed.
     """
 
@@ -109,7 +113,7 @@ def read_table(
         goal = target or kept[-1]
         return [*(n for n in kept if n != goal), goal]
 
-    table = _read(Path(path), separator, choose, True)
+    table = _read(Path(path), separator, choose, True, None)
     name = str(table.columns[-1])
     values = _typed(table.pop(name).to_numpy(dtype=str))
     few = values.dtype.kind in "iu" and len(np.unique(values)) <= min(MOST_CLASSES, max(2, len(values) // 2))
@@ -123,51 +127,60 @@ def read_table(
     return Table(table, values, name, found)
 
 
-def read_features(path: str | Path, names: Sequence[str] | None = None, separator: str = ",") -> pd.DataFrame:
-    """Columns of float64 to predict from, by name; all, if their names are not known."""
+def read_features(path: str | Path, columns: Sequence[Column] | None = None, separator: str = ",") -> pd.DataFrame:
+    """Columns to predict from, by name; all, as numbers, if they are not known."""
+    texts = {c.name for c in columns or () if c.categories is not None}
 
     def choose(header: list[str]) -> list[str]:
-        _check_names(names or (), header)
-        return list(names or header)
+        names = [c.name for c in columns or ()]
+        _check_names(names, header)
+        return names or header
 
-    return _read(Path(path), separator, choose, False)
+    return _read(Path(path), separator, choose, False, texts)
 
 
-def _read(path: Path, separator: str, choose: Callable[[list[str]], list[str]], target: bool) -> pd.DataFrame:
-    """The chosen columns in float64, but the last one, if it is a target, as texts."""
+def _read(
+    path: Path, separator: str, choose: Callable[[list[str]], list[str]], target: bool, texts: set[str] | None
+) -> pd.DataFrame:
+    """The chosen columns in float64 or as texts; the last one, if it is a target, as texts.
+
+    Args:
+        path: The file.
+        separator: Between columns.
+        choose: From the header to the names of columns.
+        target: Whether the last of them is the target.
+        texts: Columns of texts; None to find them, by reading those that are no numbers a second time.
+    """
     try:
         import pandas as pd  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("pandas", "train") from error
     try:
-        with io.BufferedReader(_Unpacked(path)) as file, warnings.catch_warnings():
+        with io.BufferedReader(_Unpacked(path)) as file:
             first = [file.readline().decode("utf-8-sig")]
-            header = [n.strip() for n in next(csv.reader(first, delimiter=separator, skipinitialspace=True), [])]
-            if not header:
-                raise pd.errors.EmptyDataError
-            _check_header(header, separator)
-            names, rows = choose(header), 0
-            columns: dict[str, list[Any]] = {n: [] for n in names}
-            wrong: dict[str, str] = {}
-            kinds = {names[-1]: str} if target else {}  # whether it has texts or numbers is decided by all of it
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows that are cut because they are too long
-            options: dict[str, Any] = {"sep": separator, "skipinitialspace": True, "index_col": False, "dtype": kinds}
-            size = max(1, _AT_ONCE // len(header))
-            for part in pd.read_csv(file, header=None, names=header, chunksize=size, **options):
-                if part.empty:
-                    raise pd.errors.EmptyDataError
-                for name in [n for n in names if n not in wrong]:
-                    reason = _reason(name, part[name], rows, name in kinds)
-                    if reason:
-                        wrong[name] = f"column '{name}' has {reason}"
-                        columns[name] = []
-                    else:
-                        columns[name].append(part[name].to_numpy(dtype=str if name in kinds else np.float64))
-                rows += len(part)
-                if rows * len(names) > MOST_NUMBERS:
-                    raise OptionError(f"it has more than {MOST_NUMBERS} numbers: split it")
-        _refuse([*wrong.values()])
-        return pd.DataFrame({n: np.concatenate(columns.pop(n)) for n in names})
+        header = [n.strip() for n in next(csv.reader(first, delimiter=separator, skipinitialspace=True), [])]
+        if not header:
+            raise pd.errors.EmptyDataError
+        _check_header(header, separator)
+        names = choose(header)
+        known = {*(texts or ()), *names[-1:][: int(target)]}
+        columns, wrong = _parts(path, separator, header, names, known, texts is None)
+        late = [n for n in names if n not in columns and n not in wrong]
+        if late:
+            columns |= _parts(path, separator, header, late, {*late}, False)[0]
+        if target and names[-1] in columns:
+            missing = pd.isna(columns[names[-1]])
+            if missing.any():
+                wrong[names[-1]] = f"the target '{names[-1]}' has no value in row {int(missing.argmax()) + 1}"
+        reasons = [*wrong.values()]
+        frame = pd.DataFrame({n: columns.pop(n) for n in names if n in columns})
+        if texts is None:
+            try:
+                columns_of(frame[[n for n in frame.columns if n != names[-1] or not target]])
+            except OptionError as error:
+                reasons.append(f"{error} (--drop NAME)")
+        refuse(reasons)
+        return frame
     except pd.errors.EmptyDataError as error:
         raise OptionError(f"data '{path}' is empty: a header and at least one row are needed") from error
     except OptionError as error:
@@ -178,55 +191,70 @@ def _read(path: Path, separator: str, choose: Callable[[list[str]], list[str]], 
         raise OptionError(f"data '{path}' cannot be read as CSV: {' '.join(str(error).split())}") from error
 
 
-def _refuse(reasons: Sequence[str]) -> None:
-    if reasons:
-        more = f"; and {len(reasons) - _TOLD} more" if len(reasons) > _TOLD else ""
-        raise OptionError("; ".join(reasons[:_TOLD]) + more)
+def _parts(
+    path: Path, separator: str, header: list[str], names: list[str], texts: set[str], find: bool
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """Columns by name, and what is wrong with some; with ``find``, those that have texts are in neither."""
+    import pandas as pd  # noqa: PLC0415
+
+    columns: dict[str, list[Any]] = {n: [] for n in names}
+    wrong: dict[str, str] = {}
+    rows, size = 0, max(1, _AT_ONCE // len(header))
+    options: dict[str, Any] = {"sep": separator, "skipinitialspace": True, "index_col": False, "na_values": ["?"]}
+    options |= {"names": header, "header": None, "chunksize": size, "dtype": dict.fromkeys(texts, str)}
+    with io.BufferedReader(_Unpacked(path)) as file, warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows that are cut because they are too long
+        file.readline()
+        for part in pd.read_csv(file, **options):
+            if part.empty:
+                raise pd.errors.EmptyDataError
+            for name in [n for n in names if n in columns]:
+                values = part[name]
+                if name in texts:
+                    columns[name].append(values.to_numpy(dtype=object))
+                    continue
+                reason = _reason(values, rows, find)
+                if reason:
+                    wrong[name] = f"column '{name}' has {reason}"
+                if reason or (find and values.dtype.kind not in "fiu"):
+                    del columns[name]
+                else:
+                    columns[name].append(values.to_numpy(dtype=np.float64))
+            rows += len(part)
+            if rows * len(header) > MOST_NUMBERS:
+                raise OptionError(f"it has more than {MOST_NUMBERS} numbers: split it")
+    if not rows:
+        raise pd.errors.EmptyDataError
+    return {n: np.concatenate(parts) for n, parts in columns.items()}, wrong
 
 
 def _check_names(wanted: Sequence[str], header: list[str]) -> None:
     shown = ", ".join(header[:_TOLD]) + ", …" * (len(header) > _TOLD)
-    _refuse([f"it has no column '{n}'{near(n, header) or f', only {shown}'}" for n in wanted if n not in header])
+    refuse([f"it has no column '{n}'{near(n, header) or f', only {shown}'}" for n in wanted if n not in header])
 
 
 def _check_header(names: list[str], separator: str) -> None:
     other = next((s for s in (",", ";", "\t", "|") if s != separator and s in names[0]), None)
     if len(names) == 1 and other is not None:
         raise OptionError(f"it has one column: if it is separated by {other!r}, say --separator {other!r}")
-    if all(_is_number(name) for name in names):
+    if all(is_number(name) for name in names):
         raise OptionError("it has no header, only numbers in its first line: write the columns' names there")
     empty = [f"column {i} has no name (a pandas index? save with index=False)" for i, n in enumerate(names, 1) if not n]
     twice = [n for n in dict.fromkeys(names) if n and names.count(n) > 1]
-    _refuse([*empty, *(f"it has the column '{n}' {names.count(n)} times: rename or remove it" for n in twice)])
+    refuse([*empty, *(f"it has the column '{n}' {names.count(n)} times: rename or remove it" for n in twice)])
 
 
-def _reason(name: str, column: pd.Series, before: int, target: bool) -> str:
-    """What is wrong with a part of a column behind so many rows; nothing if it is fine."""
-    bad = column.isna().to_numpy()
-    row = int(bad.argmax())
-    if bad.any():
-        where = f"first in row {before + row + 1} (nothing, or a word such as NA or null)"
-        return f"missing values, {where}: fill in or remove them"
-    if target:
+def _reason(column: pd.Series, before: int, find: bool) -> str:
+    """What is wrong with a part of a column of numbers behind so many rows; nothing if it is fine, or to be texts."""
+    if column.dtype.kind in "fiu":
+        bad = np.isinf(column.to_numpy(dtype=np.float64))
+        row = int(bad.argmax())
+        return f"the value {column.iloc[row]} in row {before + row + 1}: remove that row" if bad.any() else ""
+    if find:
         return ""
-    if column.dtype.kind not in "fiub":
-        texts = (i for i, v in enumerate(column) if isinstance(v, bool) or not _is_number(str(v)))
-        row = next(texts, 0)  # none: whole numbers that are too long for pandas
-        text = str(column.iloc[row])[:40]
-        comma = "," in text and _is_number(text.replace(",", ".", 1))
-        encode = f"encode it, as with pandas.get_dummies(table, columns=['{name}']), or use --drop '{name}'"
-        return f"text ({text!r} in row {before + row + 1}): {'write decimals with a point' if comma else encode}"
-    bad = ~np.isfinite(column.to_numpy(dtype=np.float64))
-    row = int(bad.argmax())
-    return f"the value {column.iloc[row]} in row {before + row + 1}: remove that row" if bad.any() else ""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text.isascii() and "_" not in text  # Python reads more than tables have
+    there = column.notna()
+    odd = [i for i, v in enumerate(column) if there.iloc[i] and (isinstance(v, bool) or not is_number(str(v)))]
+    return f"text ({str(column.iloc[odd[0]])[:40]!r} in row {before + odd[0] + 1}), not numbers" if odd else ""
 
 
 def _typed(texts: npt.NDArray[np.str_]) -> npt.NDArray[Any]:
@@ -234,7 +262,7 @@ def _typed(texts: npt.NDArray[np.str_]) -> npt.NDArray[Any]:
     kinds, place = np.unique(texts, return_inverse=True)
     if {k.lower() for k in kinds.tolist()} <= {"true", "false"}:
         return (np.char.lower(kinds) == "true")[place]
-    if not all(_is_number(k) for k in kinds.tolist()):
+    if not all(is_number(k) for k in kinds.tolist()):
         return texts
     values = kinds.astype(np.float64)
     exact = np.isfinite(values).all() and (values == np.round(values)).all() and (np.abs(values) < 2**53).all()

@@ -20,28 +20,28 @@ __all__ = ["Abs", "Atan", "Clamp", "Cos", "GroupSort", "Masked", "MaxMin", "Sin"
 class Abs(nn.Module):
     """Absolute value, elementwise."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:
         return input.abs()
 
 
 class Sin(nn.Module):
     """Sine, elementwise."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:
         return input.sin()
 
 
 class Cos(nn.Module):
     """Cosine, elementwise."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:
         return input.cos()
 
 
 class Atan(nn.Module):
     """Arc tangent, elementwise."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:
         return input.atan()
 
 
@@ -63,10 +63,10 @@ class Clamp(nn.Module):
         self.min = min
         self.max = max
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:
         return input.clamp(self.min, self.max)
 
-    def extra_repr(self) -> str:  # noqa: D102
+    def extra_repr(self) -> str:
         return f"min={self.min}, max={self.max}"
 
 
@@ -98,10 +98,10 @@ class GroupSort(nn.Module):
         super().__init__()
         self.group_size = check.whole("group_size", group_size)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:
         return _groups(input, self.group_size, "GroupSort").sort(dim=2).values.flatten(1, 2)
 
-    def extra_repr(self) -> str:  # noqa: D102
+    def extra_repr(self) -> str:
         return f"group_size={self.group_size}"
 
 
@@ -123,7 +123,7 @@ class WindowSort(nn.Module):
             raise OptionError(f"window must be a tuple of positive integers, got {window!r}")
         self.window = tuple(window)
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:
         sizes = input.shape[2:]
         if len(sizes) != len(self.window) or any(n % w for n, w in zip(sizes, self.window, strict=True)):
             raise ShapeError(f"WindowSort sorts windows of {self.window}, which do not divide {tuple(sizes)}")
@@ -135,7 +135,7 @@ class WindowSort(nn.Module):
         back = [0, 1, *(i for j in range(d) for i in (2 + j, 2 + d + j))]
         return ordered.permute(back).reshape(input.shape)
 
-    def extra_repr(self) -> str:  # noqa: D102
+    def extra_repr(self) -> str:
         return f"window={self.window}"
 
 
@@ -179,7 +179,7 @@ class MaxMin(nn.Module):
     tensor([[2., 1., 4., 3.]])
     """
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:
         pairs = _groups(input, 2, "MaxMin")
         return (_SortedPairs.apply(pairs) if pairs.requires_grad else _sorted_pairs(pairs)).flatten(1, 2)  # type: ignore[no-untyped-call]
 

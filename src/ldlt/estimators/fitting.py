@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,8 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 """Outputs (n, k) and targets (n, k) to the losses of the rows (n,)."""
 
 _WORTH_RECORDING = 40  # steps; recording costs about as much as twenty steps run by Python
-_AUTO_BATCH, _LEAST_STEPS, _MOST_STEPS = 256, 4, 32
+_AUTO_BATCH, _LEAST_STEPS, _MOST_STEPS = 512, 4, 64  # rows of a batch, batches of an epoch
+_AUTO_STEPS, _LEAST_EPOCHS, _MOST_EPOCHS = 600, 30, 100
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Epoch:
         epoch: Epochs done.
         epochs: Largest number of epochs.
         loss: Mean loss of the training rows during this epoch.
-        validation: Mean loss of the validation rows after it; NaN without validation rows.
+        validation: Of the validation rows after it, their mean loss, or for a classifier the share of them that is not
+            right with the radius that is asked for; NaN without validation rows.
         seconds: Since the start.
     """
 
@@ -66,14 +68,20 @@ class Batches:
 
     @staticmethod
     def steps_for(rows: int, batch_size: int | str) -> int:
-        """Steps per epoch: ``"auto"`` are batches of 256, but 4 to 32 of them."""
+        """Steps per epoch: ``"auto"`` are batches of 512, but 4 to 64 of them."""
         if batch_size == "auto":
             steps = min(max(math.ceil(rows / _AUTO_BATCH), _LEAST_STEPS), _MOST_STEPS)
         else:
             steps = math.ceil(rows / int(batch_size))
         return max(1, min(steps, rows))
 
-    def deal(self, random: np.random.Generator) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def epochs_for(self, epochs: int | str) -> int:
+        """Epochs: ``"auto"`` are 600 steps, but 30 to 100 epochs."""
+        if epochs == "auto":
+            return min(max(math.ceil(_AUTO_STEPS / self.steps), _LEAST_EPOCHS), _MOST_EPOCHS)
+        return int(epochs)
+
+    def deal(self, random: np.random.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """An epoch: inputs, targets and weights of every step; the weighted losses of a step sum to its mean loss."""
         n = len(self.x)
         size = math.ceil(n / self.steps)
@@ -83,7 +91,7 @@ class Batches:
         places = torch.from_numpy(order.reshape(size, self.steps).T.copy())
         filled = (torch.arange(self.steps * size) < n).reshape(size, self.steps).T
         weight = torch.where(filled, self.weight[places], 0.0) * (self.steps / n)
-        return [(self.x[p], self.target[p], w) for p, w in zip(places, weight, strict=True)]
+        return ((self.x[p], self.target[p], w) for p, w in zip(places, weight, strict=True))
 
 
 class Trainer:
@@ -92,6 +100,7 @@ class Trainer:
     Args:
         net: The network; its parameters are set at the end.
         loss: Loss of every row.
+        held_loss: Of validation rows; decides which epoch is the best.
         weight_decay: Of AdamW.
         optimiser: Of an earlier trainer of the same network, to continue; it is changed.
 
@@ -102,8 +111,10 @@ class Trainer:
         stopped: Why training ended early: ``"interrupted"``, ``"not finite"``, ``"no improvement"``, or nothing.
     """
 
-    def __init__(self, net: Lipschitz, loss: RowLoss, weight_decay: float, optimiser: AdamW | None = None) -> None:
-        self.net, self.loss = net, loss
+    def __init__(
+        self, net: Lipschitz, loss: RowLoss, held_loss: RowLoss, weight_decay: float, optimiser: AdamW | None = None
+    ) -> None:
+        self.net, self.loss, self.held_loss = net, loss, held_loss
         self._trained = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
         flat = torch.cat([p.detach().reshape(-1) for _, p in self._trained])
         self.optimiser = AdamW([flat], weight_decay=weight_decay, fused=True) if optimiser is None else optimiser
@@ -156,7 +167,7 @@ class Trainer:
                         if epoch == 0:
                             outputs = _recorded(outputs, epochs, self.flat, validation.x)
                         y = outputs(self.flat, validation.x)[0]
-                        held = float((self.loss(y, validation.target) * validation.weight).mean())
+                        held = float((self.held_loss(y, validation.target) * validation.weight).mean())
                 if not math.isfinite(mean) or (validation is not None and not math.isfinite(held)):
                     self.stopped = "not finite"
                     break

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ldlt._version import __version__
 from ldlt.certificates import Certificate
 from ldlt.certificates.ball import multiply_up, product_up
+from ldlt.columns import Column, encode, is_frame
 from ldlt.errors import OptionError, SavedModelError, ShapeError
 from ldlt.evaluation import evaluating, reference
 from ldlt.radius import certified_radius
@@ -41,6 +42,7 @@ class Meaning:
         task: ``"classification"`` (outputs are logits), ``"regression"`` or None.
         classes: Labels of the outputs of a classifier.
         features: Names of the inputs.
+        columns: What the columns of a table are as inputs: numbers, categories, missing values.
         target: Name of what is predicted.
         rows: Number of rows that it was trained on.
         trained_bound: Constant that was asked for, on standardised features.
@@ -51,6 +53,7 @@ class Meaning:
     task: Literal["classification", "regression"] | None = None
     classes: Annotated[tuple[Label, ...], _MOST] | None = None
     features: Annotated[tuple[_Text, ...], _MOST] | None = None
+    columns: Annotated[tuple[Column, ...], _MOST] | None = None
     target: _Text | None = None
     rows: Annotated[int, msgspec.Meta(ge=0)] | None = None
     trained_bound: float | None = None
@@ -91,6 +94,9 @@ class Deployed(nn.Module):
             raise SavedModelError(f"{len(classes)} classes do not fit {certificate.outputs} outputs")
         if features is not None and len(features) != math.prod(certificate.input_shape):
             raise SavedModelError(f"{len(features)} names do not fit inputs of shape {certificate.input_shape}")
+        columns = self.meaning.columns
+        if columns is not None and (sum(len(c.inputs) for c in columns),) != certificate.input_shape:
+            raise SavedModelError(f"{len(columns)} columns do not fit inputs of shape {certificate.input_shape}")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -113,7 +119,8 @@ class Deployed(nn.Module):
         r"""Classes (n,) of a classifier; otherwise the outputs, (n,) if there is only one, else (n, k).
 
         Args:
-            X: Inputs (n, \*input_shape): an array, a tensor, or a data frame with the columns it was trained on.
+            X: Inputs (n, \*input_shape), an array or a tensor; of a model that knows the columns of its table, a data
+                frame or an array with those.
         """
         x, _ = self._inputs(X)
         with evaluating(self.network), torch.no_grad():
@@ -198,6 +205,8 @@ class Deployed(nn.Module):
 
     def _inputs(self, X: Any) -> tuple[Tensor, npt.NDArray[np.float64]]:
         """Inputs in the precision of the network, and how far rounding moved them (n,)."""
+        if self.meaning.columns is not None and not isinstance(X, Tensor):
+            X = encode(X if is_frame(X) else np.asarray(X), self.meaning.columns)
         names = self.meaning.features
         if names is not None and hasattr(X, "columns") and hasattr(X, "loc"):
             missing = [n for n in names if n not in X.columns]

@@ -279,6 +279,9 @@ def _claim(model: Any, certificate: Certificate | None, input_shape: Any) -> _Cl
         raise OptionError("certificate is for plain modules: an estimator, a network of ldlt or of a file has its own")
     if fitted:
         return _fitted(model)
+    pipelines = sys.modules.get("sklearn.pipeline")
+    if pipelines is not None and isinstance(model, pipelines.Pipeline):
+        return _piped(model)
     if isinstance(model, Deployed):
         stated = _stated(model.network, lambda: model.certificate, strict=True)
         return _Claim(model.network, model.input_shape, model.meaning, stated)
@@ -321,18 +324,33 @@ def _stated(network: nn.Module, get: Callable[[], Certificate], strict: bool) ->
 def _fitted(estimator: Any) -> _Claim:
     if not hasattr(estimator, "model_"):
         raise OptionError(f"this {type(estimator).__name__} is not fitted yet: call fit first")
+    named = hasattr(estimator, "feature_names_in_") or sum(len(c.inputs) for c in estimator.columns_) > len(
+        estimator.columns_
+    )
+    return _tabular(estimator, estimator.model_, estimator.columns_, named, lambda: estimator.certificate_)
+
+
+def _piped(pipeline: Any) -> _Claim:
+    from ldlt.estimators.pipeline import fold  # noqa: PLC0415
+
+    folded = fold(pipeline)
+    return _tabular(folded.estimator, folded.model, folded.columns, True, folded.certificate)
+
+
+def _tabular(estimator: Any, model: nn.Module, columns: Any, named: bool, prove: Callable[[], Certificate]) -> _Claim:
+    """A model of a table, whose columns go by name if they have names that mean something."""
     classes = getattr(estimator, "classes_", None)
-    names = getattr(estimator, "feature_names_in_", None)
+    names = tuple(name for c in columns for name in c.inputs)
     meaning = Meaning(
         task=REGRESSION if classes is None else CLASSIFICATION,
         classes=None if classes is None else tuple(_label(c) for c in classes.tolist()),
-        features=None if names is None else tuple(str(n) for n in names),
+        features=names if named else None,
+        columns=columns if named else None,
         rows=estimator.n_samples_fit_,
         trained_bound=float(estimator.network_.declared_bound),
         architecture=_describe(estimator.network_),
     )
-    stated = _stated(estimator.model_, lambda: estimator.certificate_, strict=False)
-    return _Claim(estimator.model_, (estimator.n_features_in_,), meaning, stated)
+    return _Claim(model, (len(names),), meaning, _stated(model, prove, strict=False))
 
 
 def _label(value: Any) -> Label:

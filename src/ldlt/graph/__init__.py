@@ -17,25 +17,9 @@ from ldlt.graph.nodes import (
     index_map,
     lookup,
     resolve,
-)
+)  # fmt: skip
 
 __all__ = [
-    "BATCH",
-    "Activation",
-    "Affine",
-    "Algebra",
-    "Attr",
-    "Constant",
-    "Convolution",
-    "Graph",
-    "Input",
-    "Node",
-    "Ref",
-    "Tensors",
-    "Wire",
-    "evaluate",
-    "fold",
-    "index_map",
-    "lookup",
-    "resolve",
-]
+    "BATCH", "Activation", "Affine", "Algebra", "Attr", "Constant", "Convolution", "Graph", "Input", "Node", "Ref",
+    "Tensors", "Wire", "evaluate", "fold", "index_map", "lookup", "resolve",
+]  # fmt: skip

@@ -17,11 +17,7 @@ __all__ = ["Builder"]
 
 
 class Builder:
-    """Collects the values and constants of a graph.
-
-    Args:
-        module: The module of which it will be the graph.
-    """
+    """Collects the values and constants of the graph of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -38,7 +34,6 @@ class Builder:
         return found
 
     def put(self, value: Node) -> str:
-        """Add a value."""
         if value.name in self.nodes:
             raise GraphError(f"two values are called '{value.name}'; rename a layer")
         self.nodes[value.name] = value
@@ -51,12 +46,17 @@ class Builder:
         self.constants[path] = constant
         return Attr(path)
 
-    def move(self, name: str, source: str | Sequence[str], target: str, *args: Any, role: str = "rearrange") -> str:
+    def move(self, name: str, source: str | Sequence[str], target: str, *args: Any) -> str:
         """Add an ATen operation that moves, drops or repeats features; its shape is found by trying it."""
         parents = (source,) if isinstance(source, str) else tuple(source)
-        wire = Wire(name, (), parents, f"aten.{target}", args, role=role)
+        wire = Wire(name, (), parents, f"aten.{target}", args, role="rearrange")
         tried = wire.bind(self.tensors)(*(torch.empty(1, *self.nodes[p].shape, device="meta") for p in parents))
-        return self.put(Wire(name, tuple(tried.shape[1:]), parents, f"aten.{target}", args, role=role))
+        return self.put(dataclasses.replace(wire, shape=tuple(tried.shape[1:])))
+
+    def gather(self, name: str, source: str, index: torch.Tensor) -> str:
+        """Add the entries of a vector with these numbers, end to end."""
+        table = self.keep(f"{name}.index", Constant(value=index.reshape(-1)))
+        return self.move(name, source, "index_select.default", Ref(0), 1, table)
 
     def view(self, name: str, source: str, shape: Sequence[int]) -> str:
         """Add the same features in another shape."""
@@ -92,11 +92,7 @@ class Builder:
         return self.view(self.unique(f"{name}__number"), name, ())
 
     def suit(self, node: Activation) -> None:
-        """Refuse a nonlinearity without a law, or one that does not fit its input.
-
-        Raises:
-            UnsupportedOpError: With the reason.
-        """
+        """Refuse a nonlinearity without a law, or one that does not fit its input."""
         try:
             activations.sector(node.resolve(self.module), node.shape[0] if node.shape else 1)
             activations.mixed(node.resolve(self.module), node.shape)

@@ -45,24 +45,15 @@ class Kernel(Protocol):
     attribute ``outputs`` (the shape it makes), and a ``weight`` and ``bias``.
     """
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What the layer computes for x (batch, c_in, *spatial)."""
-
-    def unrolled(self, weight: Tensor, inputs: tuple[int, ...], exact: bool = False) -> Tensor:
-        """The matrix (features of the output, features of the input)."""
-
-    def cells(self, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Cells:
-        """The grid it lives on."""
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+    def unrolled(self, weight: Tensor, inputs: tuple[int, ...], exact: bool = False) -> Tensor: ...
+    def cells(self, kernel: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Cells: ...
 
 
 _RUN: dict[tuple[int, bool], Any] = {
-    (1, False): F.conv1d,
-    (2, False): F.conv2d,
-    (3, False): F.conv3d,
-    (1, True): F.conv_transpose1d,
-    (2, True): F.conv_transpose2d,
-    (3, True): F.conv_transpose3d,
-}
+    (1, False): F.conv1d, (2, False): F.conv2d, (3, False): F.conv3d,
+    (1, True): F.conv_transpose1d, (2, True): F.conv_transpose2d, (3, True): F.conv_transpose3d,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,12 @@ T = TypeVar("T")
 
 
 class Algebra(Protocol[T]):
-    """What a walk computes."""
+    """What a walk computes; the value of a wire has the constant that a sum may add."""
 
-    def input(self, node: Input) -> T:
-        """The value of the input."""
-
-    def wire(self, node: Wire, parents: Sequence[T]) -> T:
-        """A linear operation, with the constant that a sum may add."""
-
-    def affine(self, node: Affine, parent: T) -> T:
-        """A free affine map."""
-
-    def activation(self, node: Activation, parent: T) -> T:
-        """An activation."""
+    def input(self, node: Input) -> T: ...
+    def wire(self, node: Wire, parents: Sequence[T]) -> T: ...
+    def affine(self, node: Affine, parent: T) -> T: ...
+    def activation(self, node: Activation, parent: T) -> T: ...
 
 
 def fold(graph: Graph, algebra: Algebra[T]) -> dict[str, T]:
@@ -51,13 +44,7 @@ def visit(node: Node, parents: Sequence[T], algebra: Algebra[T]) -> T:
 
 
 class Forward:
-    """The algebra of batches of values.
-
-    Args:
-        module: The module, for its activations.
-        tensors: Gives the tensors of the graph.
-        x: The input.
-    """
+    """The algebra of batches of values: with the activations of a module, and what gives the tensors of the graph."""
 
     def __init__(self, module: nn.Module, tensors: Tensors, x: Tensor) -> None:
         self.module, self.tensors, self.x = module, tensors, x

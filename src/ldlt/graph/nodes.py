@@ -8,7 +8,7 @@ their paths in the user's module; the tensors themselves stay there, and are rea
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -21,23 +21,9 @@ from ldlt.activations.layers import Masked
 from ldlt.graph.convolution import Kernel
 
 __all__ = [
-    "BATCH",
-    "Activation",
-    "Affine",
-    "Attr",
-    "Constant",
-    "Convolution",
-    "Graph",
-    "Input",
-    "Node",
-    "Ref",
-    "Tensors",
-    "Wire",
-    "attributes",
-    "index_map",
-    "lookup",
-    "resolve",
-]
+    "BATCH", "Activation", "Affine", "Attr", "Constant", "Convolution", "Graph", "Input", "Node", "Ref", "Tensors",
+    "Wire", "index_map", "lookup", "members", "replaced", "resolve",
+]  # fmt: skip
 
 Tensors = Callable[[str], Tensor]
 """What gives the tensors of a graph by their paths."""
@@ -83,72 +69,83 @@ def resolve(target: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _fill(arg: Any, parents: tuple[Tensor, ...], tensors: Tensors, like: Tensor | None) -> Any:
-    """An argument template with values in their places; constants in the precision and on the device of ``like``."""
-    if isinstance(arg, Ref):
-        return parents[arg.index]
-    if isinstance(arg, Attr):
-        found = tensors(arg.path)
-        if like is None:
-            return found
-        if arg.spread:
-            found = found.expand(like.shape[0], *found.shape[1:])
-        return found.to(like) if found.is_floating_point() else found.to(like.device)
-    if arg is BATCH:
-        return parents[0].shape[0]
-    if isinstance(arg, (tuple, list)):
-        return [_fill(a, parents, tensors, like) for a in arg]
-    return arg
-
-
-def attributes(*templates: Any) -> Iterator[str]:
-    """Paths of the tensors that argument templates read, with repetitions."""
-    for arg in templates:
-        if isinstance(arg, Attr):
-            yield arg.path
-        elif isinstance(arg, (tuple, list)):
-            yield from attributes(*arg)
-        elif isinstance(arg, Mapping):
-            yield from attributes(*arg.values())
-
-
 @dataclass(frozen=True)
-class Constant:
-    """A tensor that is computed from tensors of the module alone: ``weight * mask``, a parametrised weight.
+class Call:
+    """An ATen operation with templates of its arguments.
 
     Attributes:
-        target: The ATen operation; empty for a tensor that the module's forward function made, in ``value``.
-        args: Positional arguments, with :class:`Attr` in the place of tensors.
+        target: The operation, ``"aten.view.default"``.
+        args: Positional arguments with :class:`Ref`, :class:`Attr` and ``BATCH`` in the place of values.
         kwargs: Keyword arguments, likewise.
-        select: Which element of a tuple result it is.
-        value: The tensor, if there is no operation.
+        select: Which element of a tuple result (``split``, ``unbind``) this is.
     """
 
     target: str = ""
     args: tuple[Any, ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
     select: int | None = None
-    value: Tensor | None = field(default=None, compare=False)
 
-    def make(self, tensors: Tensors) -> Tensor:
-        """The tensor."""
-        if self.value is not None:
-            return self.value
-        args = [_fill(a, (), tensors, None) for a in self.args]
-        result = resolve(self.target)(*args, **{k: _fill(v, (), tensors, None) for k, v in self.kwargs})
+    @property
+    def constants(self) -> list[str]:
+        """Paths of the tensors it reads besides its parents, with repetitions."""
+        return [a.path for a in members((self.args, [v for _, v in self.kwargs])) if isinstance(a, Attr)]
+
+    def run(self, parents: Sequence[Tensor], tensors: Tensors) -> Tensor:
+        """The result; constants of a call with parents come in the precision and on the device of the first of them."""
+        like = parents[0] if parents else None
+
+        def fill(arg: Any) -> Any:
+            if isinstance(arg, Ref):
+                return parents[arg.index]
+            if arg is BATCH:
+                return parents[0].shape[0]
+            if not isinstance(arg, Attr):
+                return arg
+            found = tensors(arg.path)
+            if like is None:
+                return found
+            if arg.spread:
+                found = found.expand(like.shape[0], *found.shape[1:])
+            return found.to(like) if found.is_floating_point() else found.to(like.device)
+
+        options = {k: replaced(fill, v) for k, v in self.kwargs}
+        result = resolve(self.target)(*(replaced(fill, a) for a in self.args), **options)
         found: Tensor = result if self.select is None else result[self.select]
         return found
 
 
+def replaced(function: Callable[[Any], Any], arg: Any) -> Any:
+    """An argument template with a function applied to each of its members."""
+    return [replaced(function, a) for a in arg] if isinstance(arg, (tuple, list)) else function(arg)
+
+
+def members(arg: Any) -> Iterator[Any]:
+    """All that is in an argument template, however deep."""
+    if isinstance(arg, (tuple, list)):
+        for a in arg:
+            yield from members(a)
+    else:
+        yield arg
+
+
 @dataclass(frozen=True)
-class Node:
-    """A value of the graph.
+class Constant(Call):
+    """A tensor that is computed from tensors of the module alone: ``weight * mask``, a parametrised weight.
 
     Attributes:
-        name: Its name: the path of the layer that computes it, or that of its operation.
-        shape: Feature shape.
-        parents: Names of the values it is made from.
+        value: The tensor, if there is no operation: one that the module's forward function made.
     """
+
+    value: Tensor | None = field(default=None, compare=False)
+
+    def make(self, tensors: Tensors) -> Tensor:
+        """The tensor."""
+        return self.run((), tensors) if self.value is None else self.value
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value: its name (the path of the layer that computes it, or that of its operation), feature shape, parents."""
 
     name: str
     shape: tuple[int, ...]
@@ -156,7 +153,6 @@ class Node:
 
     @property
     def features(self) -> int:
-        """Number of features."""
         return int(torch.Size(self.shape).numel())
 
 
@@ -166,24 +162,16 @@ class Input(Node):
 
 
 @dataclass(frozen=True)
-class Wire(Node):
+class Wire(Call, Node):
     """An operation that is linear in its parents, up to a constant that a ``"sum"`` may add.
 
     Attributes:
-        target: The ATen operation, ``"aten.view.default"``.
-        args: Positional arguments with :class:`Ref`, :class:`Attr` and ``BATCH`` in the place of values.
-        kwargs: Keyword arguments, likewise.
-        select: Which element of a tuple result (``split``, ``unbind``) this is.
         role: ``"sum"`` (``scales`` weighs the parents; all have the shape of the result), ``"order"`` (same
             features in the same order, another shape), ``"rearrange"`` (features are moved, dropped or repeated, not
             mixed), ``"linear"`` (anything else that is linear).
         scales: Weights of the parents for ``"sum"``.
     """
 
-    target: str = ""
-    args: tuple[Any, ...] = ()
-    kwargs: tuple[tuple[str, Any], ...] = ()
-    select: int | None = None
     role: str = "linear"
     scales: tuple[float, ...] = ()
 
@@ -193,37 +181,24 @@ class Wire(Node):
         space, name, _ = self.target.split(".")
         return name if space == "aten" else f"{space}::{name}"
 
-    @property
-    def constants(self) -> list[str]:
-        """Paths of the tensors it reads besides its parents."""
-        return list(attributes(self.args, dict(self.kwargs)))
-
     def bind(self, tensors: Tensors) -> Callable[..., Tensor]:
-        """The function ``batches -> batch``; constants come in the precision and on the device of the first batch."""
-
-        def run(*parents: Tensor) -> Tensor:
-            if self.role == "order":
-                return parents[0].reshape(parents[0].shape[0], *self.shape)
-            args = [_fill(a, parents, tensors, parents[0]) for a in self.args]
-            kwargs = {k: _fill(a, parents, tensors, parents[0]) for k, a in self.kwargs}
-            result = resolve(self.target)(*args, **kwargs)
-            found: Tensor = result if self.select is None else result[self.select]
-            return found
-
-        return run
+        """The function ``batches -> batch``."""
+        if self.role == "order":
+            return lambda x: x.reshape(x.shape[0], *self.shape)
+        return lambda *parents: self.run(parents, tensors)
 
     def linear(self, tensors: Tensors) -> Callable[..., Tensor]:
         """As :meth:`bind`, without the constant that a sum may add."""
         if self.role != "sum":
             return self.bind(tensors)
 
-        def run(*parents: Tensor) -> Tensor:
-            total = self.scales[0] * parents[0]
+        def total(*parents: Tensor) -> Tensor:
+            found = self.scales[0] * parents[0]
             for scale, parent in zip(self.scales[1:], parents[1:], strict=True):
-                total = total + scale * parent
-            return total
+                found = found + scale * parent
+            return found
 
-        return run
+        return total
 
 
 @dataclass(frozen=True)
@@ -247,39 +222,27 @@ class Affine(Node):
 
 @dataclass(frozen=True)
 class Convolution(Affine):
-    """A free affine map that is a convolution.
-
-    Attributes:
-        spec: What the layer computes.
-        kernel: Size of its kernel.
-    """
+    """A free affine map that is a convolution, with what it computes and the size of its kernel."""
 
     spec: Kernel = field(kw_only=True)
     kernel: tuple[int, ...] = ()
 
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: D102
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.spec.run(x, weight, bias)
 
-    def matrix(self, weight: Tensor, graph: Graph, exact: bool = False) -> Tensor:  # noqa: D102
+    def matrix(self, weight: Tensor, graph: Graph, exact: bool = False) -> Tensor:
         return self.spec.unrolled(weight, graph[self.parents[0]].shape, exact)
 
 
 @dataclass(frozen=True)
 class Activation(Node):
-    """``σ(v)``.
-
-    Attributes:
-        module: A parameter-free activation, or None if it is a submodule of the user's module.
-        path: Path of that submodule (it may have parameters: PReLU).
-        masked: Whether its slopes are taken to contain 0 (:class:`~ldlt.activations.layers.Masked`).
-    """
+    """``σ(v)``: a ``module`` without parameters, or the ``path`` of a submodule of the user's module."""
 
     module: nn.Module | None = None
     path: str | None = None
-    masked: bool = False
+    masked: bool = False  # whether its slopes are taken to contain 0
 
     def resolve(self, root: nn.Module) -> nn.Module:
-        """The activation as a module."""
         found: nn.Module = self.module if self.path is None else lookup(root, self.path)  # type: ignore[assignment]
         return Masked(found) if self.masked else found
 
@@ -313,22 +276,18 @@ class Graph:
 
     @cached_property
     def index(self) -> dict[str, Node]:
-        """Nodes by name."""
         return {n.name: n for n in self.nodes}
 
     @cached_property
     def input(self) -> Input:
-        """The input node."""
         return next(n for n in self.nodes if isinstance(n, Input))
 
     @cached_property
     def activations(self) -> list[Activation]:
-        """Activation nodes in topological order."""
         return [n for n in self.nodes if isinstance(n, Activation)]
 
     @cached_property
     def affines(self) -> list[Affine]:
-        """Free affine maps in topological order."""
         return [n for n in self.nodes if isinstance(n, Affine)]
 
     @cached_property
@@ -367,7 +326,7 @@ class Graph:
         constant = self.constants.get(path)
         if constant is None:
             return {path}
-        return {p for a in attributes(constant.args, dict(constant.kwargs)) for p in self.sources(a)}
+        return {p for a in constant.constants for p in self.sources(a)}
 
     def structural(self, node: Wire) -> bool:
         """Whether a node reads no tensor of the module: it then does the same after a state is loaded."""
@@ -380,13 +339,10 @@ class Graph:
             if n.name in needed:
                 needed.update(n.parents)
         nodes = tuple(n for n in self.nodes if n.name in needed or isinstance(n, Input))
-        waiting = [p for n in nodes if isinstance(n, Wire) for p in n.constants]
-        read: set[str] = set()
-        while waiting:
-            path = waiting.pop()
-            if path in self.constants and path not in read:
-                read.add(path)
-                waiting += attributes(self.constants[path].args, dict(self.constants[path].kwargs))
+        read = {p for n in nodes if isinstance(n, Wire) for p in n.constants}
+        for path in reversed([*self.constants]):  # each is made of earlier ones
+            if path in read:
+                read.update(self.constants[path].constants)
         return Graph(nodes, self.output, {p: c for p, c in self.constants.items() if p in read})
 
 

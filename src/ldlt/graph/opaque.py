@@ -52,9 +52,7 @@ def _plain(module: nn.Module, kinds: Sequence[type[nn.Module]]) -> bool:
 class Known(TorchFunctionMode):
     """Functions that are exported as one operation; dropout is the identity of every certificate.
 
-    Args:
-        functions: Whether activations are exported, too; without, the mode only switches dropout off.
-        training: Whether the module is in training mode: dropout that is on in evaluation is refused.
+    Without ``functions`` the mode only switches dropout off. Dropout that is on in evaluation is refused.
     """
 
     def __init__(self, functions: bool = True, training: bool = False) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -98,7 +98,7 @@ def mixes(reader: Reader, node: fx.Node) -> None:
 def same(reader: Reader, node: fx.Node) -> None:
     """The value itself."""
     reader.shape(node)
-    reader.place(node, reader.name(node.args[0]))
+    reader.add(node, reader.name(node.args[0]))
 
 
 def refused(reason: str) -> Rule:
@@ -150,7 +150,6 @@ def _sum(weights: Callable[[float], tuple[float, float]]) -> Rule:
 
 
 def _times(reader: Reader, node: fx.Node) -> None:
-    """A product with a number is a multiple, one with a constant tensor a diagonal map."""
     _multiple(reader, node, [float(a) for a in node.args if isinstance(a, (int, float))])
 
 
@@ -163,16 +162,13 @@ def _over(reader: Reader, node: fx.Node) -> None:
 
 
 def _multiple(reader: Reader, node: fx.Node, numbers: Sequence[float]) -> None:
+    """A product with a number is a multiple, one with a constant tensor a diagonal map."""
     if not all(map(math.isfinite, numbers)):
         raise reader.refusal(node, "a factor is not a finite number")
     if len(reader.live(node)) == 1 and len(numbers) == 1 and numbers[0] != 0:
         reader.wire(node, "sum", numbers)
     else:
         mixes(reader, node)
-
-
-def _negative(reader: Reader, node: fx.Node) -> None:
-    reader.wire(node, "sum", [-1.0])
 
 
 def _lerp(reader: Reader, node: fx.Node) -> None:
@@ -297,27 +293,28 @@ def _batch_norm(reader: Reader, node: fx.Node) -> None:
     args = (Ref(0), shift)
     outer = Wire(name, shape, (reader.put(inner),), "aten.sub.Tensor", args, role="sum", scales=(1.0,))
     reader.put(outer)
-    reader.elements(node, lambda index: name)  # the statistics that training returns, too, are not looked at
-    if node.target is torch.ops.aten.batch_norm.default:
-        reader.place(node, name)
+    single = node.target is torch.ops.aten.batch_norm.default
+    reader.add(node, name if single else lambda index: name)  # statistics that training returns are not looked at
 
 
 # -- maxima ------------------------------------------------------------------------------------------------------------
 
 
-def _windows(reader: Reader, name: str, source: str, index: torch.Tensor, shape: tuple[int, ...]) -> str:
-    """Maxima over the flattened features ``index`` (features of the result, k), repetitions allowed.
+def _ordered(reader: Reader, name: str, source: str, index: torch.Tensor) -> str:
+    """Lines of the flattened features ``index`` (lines, k), repetitions allowed, in descending order, end to end.
 
-    A maximum is the first entry of the sorted window, and sorting moves no two vectors apart; a feature that is in
-    several windows is copied first, which the rule carries as it does any linear operation.
+    Sorting moves no two vectors apart; a feature that is in several lines is copied first, which the rule carries as
+    it does any linear operation.
     """
-    count, width = index.shape
     flat = reader.view(f"{name}__flat", source, (reader.nodes[source].features,))
-    table = reader.keep(f"{name}.windows", Constant(value=index.reshape(-1)))
-    spread = reader.move(f"{name}__windows", flat, "index_select.default", Ref(0), 1, table)
-    lines = reader.view(f"{name}__lines", spread, (1, count * width))
-    ordered = reader.activate(f"{name}__sort", lines, activations.WindowSort((width,)))
-    first = reader.move(f"{name}__first", ordered, "slice.Tensor", Ref(0), 2, 0, 2**62, width)
+    lines = reader.view(f"{name}__lines", reader.gather(f"{name}__windows", flat, index), (1, index.numel()))
+    return reader.activate(f"{name}__sort", lines, activations.WindowSort((index.shape[1],)))
+
+
+def _windows(reader: Reader, name: str, source: str, index: torch.Tensor, shape: tuple[int, ...]) -> str:
+    """Maxima over the flattened features ``index`` (features of the result, k): the first of each sorted line."""
+    ordered = _ordered(reader, name, source, index)
+    first = reader.move(f"{name}__first", ordered, "slice.Tensor", Ref(0), 2, 0, 2**62, index.shape[1])
     return reader.view(name, first, shape)
 
 
@@ -365,6 +362,13 @@ def _adaptive_max_pool(reader: Reader, node: fx.Node) -> None:
     reader.result(node, _windows(reader, reader.label(node), source, _meet(shape, axes), result))
 
 
+def _lines(shape: tuple[int, ...], asked: Any) -> torch.Tensor:
+    """Numbers of the features along some dimensions of a batch, (lines, features of a line)."""
+    axes = sorted({a % (len(shape) + 1) - 1 for a in ([asked] if isinstance(asked, int) else asked)})
+    index = torch.arange(math.prod(shape)).reshape(shape).movedim(axes, [*range(-len(axes), 0)])
+    return index.flatten(-len(axes)).reshape(-1, math.prod(shape[a] for a in axes))
+
+
 def _extreme(sign: int) -> Rule:
     """Maximum or minimum over some dimensions, or of two values of one shape."""
 
@@ -381,11 +385,7 @@ def _extreme(sign: int) -> Rule:
             index = torch.arange(2 * count).reshape(2, count).T
         else:
             source = reader.name(given[0])
-            inner = reader.nodes[source].shape
-            asked = [given[1]] if isinstance(given[1], int) else cast(Any, given[1])
-            axes = sorted({a % (len(inner) + 1) - 1 for a in asked})
-            lines = torch.arange(math.prod(inner)).reshape(inner).movedim(axes, [*range(-len(axes), 0)])
-            index = lines.flatten(-len(axes)).reshape(-1, math.prod(inner[a] for a in axes))
+            index = _lines(reader.nodes[source].shape, given[1])
         source = source if sign > 0 else reader.opposite(f"{name}__negative", source)
         found = _windows(reader, name, source, index, shape)
         reader.result(node, found if sign > 0 else reader.opposite(f"{name}__back", found))
@@ -394,24 +394,15 @@ def _extreme(sign: int) -> Rule:
 
 
 def _sort(reader: Reader, node: fx.Node) -> None:
-    """Entries along one dimension in order: the lines are moved to the end, sorted, and moved back."""
-    given, name = reader.given(node), reader.label(node)
-    found = reader.name(given["self"])
-    shape = reader.nodes[found].shape
-    axis = given["dim"] % (len(shape) + 1)
-    order = [i for i in range(len(shape) + 1) if i != axis] + [axis]
-    found = reader.move(f"{name}__lines", found, "permute.default", Ref(0), order)
-    if len(shape) == 1:
-        found = reader.view(f"{name}__line", found, (1, *shape))
-    lines = reader.nodes[found].shape
-    window = activations.WindowSort((*(1 for _ in lines[2:]), lines[-1]))
-    found = reader.activate(f"{name}__sort", found, window)
-    if not given["descending"]:
-        found = reader.move(f"{name}__flip", found, "flip.default", Ref(0), [len(lines)])
-    if len(shape) == 1:
-        return reader.result(node, reader.view(name, found, shape))
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return reader.result(node, reader.move(name, found, "permute.default", Ref(0), back))
+    """Entries along one dimension in order: lines are sorted, and their entries put back in their places."""
+    given, name, source = reader.given(node), reader.label(node), reader.name(node.args[0])
+    shape = reader.nodes[source].shape
+    index = _lines(shape, given["dim"])
+    places = torch.arange(index.numel()).reshape(index.shape)
+    back = torch.empty(index.numel(), dtype=torch.long)
+    back[index.flatten()] = (places if given["descending"] else places.flip(1)).flatten()
+    flat = reader.view(f"{name}__ordered", _ordered(reader, name, source, index), (index.numel(),))
+    reader.result(node, reader.view(name, reader.gather(f"{name}__back", flat, back), shape))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -419,7 +410,7 @@ def _sort(reader: Reader, node: fx.Node) -> None:
 register_operation("add", _sum(lambda alpha: (1.0, alpha)), 0)
 register_operation("sub subtract", _sum(lambda alpha: (1.0, -alpha)), 0)
 register_operation("rsub", _sum(lambda alpha: (-alpha, 1.0)), 0)
-register_operation("neg negative", _negative, 0)
+register_operation("neg negative", lambda reader, node: reader.wire(node, "sum", [-1.0]), 0)
 register_operation("mul multiply", _times, 0)
 register_operation("div divide true_divide", _over, 1)
 register_operation("lerp", _lerp, 2)

@@ -10,6 +10,7 @@ function up to dropout.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import operator
 import warnings
@@ -27,7 +28,21 @@ from ldlt.errors import GraphError, LdltError, ShapeError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
 from ldlt.graph.builder import Builder
 from ldlt.graph.checks import check_graph, hooks_of, require_ordinary
-from ldlt.graph.nodes import BATCH, Activation, Attr, Constant, Convolution, Graph, Input, Node, Ref, Wire, lookup
+from ldlt.graph.nodes import (
+    BATCH,
+    Activation,
+    Attr,
+    Constant,
+    Convolution,
+    Graph,
+    Input,
+    Node,
+    Ref,
+    Wire,
+    lookup,
+    members,
+    replaced,
+)
 from ldlt.graph.opaque import opaque
 from ldlt.graph.operations import TABLE, find, same
 
@@ -116,13 +131,6 @@ def _settled(program: ExportedProgram) -> bool:
     return True
 
 
-def _says(program: ExportedProgram, made: dict[str, nn.Module]) -> Any:
-    """All that a program says; those of training and evaluation are mostly the same, and then only one is read."""
-    constants = {n: (str(t.dtype), t.tolist()) for n, t in program.constants.items() if isinstance(t, Tensor)}
-    graphs = [str(m.graph) for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
-    return graphs, str(program.graph_signature), constants, repr(made)
-
-
 def _not_exported(module: nn.Module, shape: tuple[int, ...], error: Exception) -> LdltError:
     """What torch refuses, in our words."""
     for layer in module.modules():
@@ -151,13 +159,9 @@ def _not_exported(module: nn.Module, shape: tuple[int, ...], error: Exception) -
 
 
 class Reader(Builder):
-    """Reads one exported program; the rules of the table call its methods.
+    """Reads one exported program; ``made`` are activations that functions were turned into, by path.
 
-    Args:
-        module: The module it was exported from.
-        program: The program.
-        made: Activations that functions were turned into, by path.
-        shape: Shape of one sample.
+    The rules of the table call its methods.
     """
 
     def __init__(
@@ -187,7 +191,6 @@ class Reader(Builder):
         return uses
 
     def read(self) -> Graph:
-        """The graph of the program."""
         signature = self.program.graph_signature
         specs = {s.arg.name: s for s in signature.input_specs}
         wanted = [s.arg.name for s in signature.output_specs if s.kind == OutputKind.USER_OUTPUT]
@@ -219,7 +222,6 @@ class Reader(Builder):
             raise GraphError(f"the forward function reads '{spec.target}', which is no tensor")
 
     def _read(self, node: fx.Node) -> None:
-        """Read an operation on values that depend on the input."""
         name = _operation(node)
         if isinstance(node.meta.get("val"), torch.SymInt) or name in _SILENT:
             return  # a size: it is looked at where it is used
@@ -247,7 +249,6 @@ class Reader(Builder):
             ) from error
 
     def _element(self, node: fx.Node) -> None:
-        """An element of a tuple."""
         if not node.users:
             return
         source, index = cast(Any, [*node.args, None, None][:2])
@@ -256,7 +257,6 @@ class Reader(Builder):
         self._live[node] = self._tuples[source](index)
 
     def _filled(self, node: fx.Node, value: Any) -> None:
-        """A constant of the shape of a value."""
         shape = [1 if isinstance(n, torch.SymInt) else n for n in self.meta(node).shape]
         made = Constant("aten.full.default", (shape, value))
         if isinstance(value, fx.Node):
@@ -264,13 +264,14 @@ class Reader(Builder):
         self._attrs[node] = self.keep(f"={self.label(node)}", made)
 
     def _layer(self, node: fx.Node) -> None:
-        """A layer that was exported as one operation."""
         source, path = node.args[0], str(node.args[1])
         if path in self.made:
             return self.activation(node, source, module=self.made[path])
         layer = lookup(self.module, path)
         if activations.is_activation(layer):
             return self.activation(node, source, path=path)
+        if not hasattr(layer, "ldlt_frozen"):
+            raise self.refusal(node, "it may be called by the layers of ldlt only")
         bias, kernel = None if layer.bias is None else f"{path}.bias", tuple(layer.weight.shape[2:])
         frozen = Convolution(
             self.label(node), self.shape(node), (self.name(source),), f"{path}.weight", bias,
@@ -300,7 +301,7 @@ class Reader(Builder):
     def _refuse_batch_axis(self, node: fx.Node) -> None:
         """Refuse to act along the batch: trying some batch sizes out would not tell (``x.roll(12, 0)``)."""
         given, name = self.given(node), _operation(node)
-        first = next((v for a in _occurrences(node) if isinstance(v := self.value(a), Tensor)), None)
+        first = next((v for a in _occurrences(node) if isinstance(v := self.meta(a), Tensor)), None)
         if first is None or name == "permute":
             return
         count = first.ndim + (name in ("unsqueeze", "stack"))
@@ -317,7 +318,7 @@ class Reader(Builder):
 
     def _refuse_counting(self, node: fx.Node) -> None:
         """Refuse a constant that is computed from the number of samples, or tells them apart."""
-        read = [v for a in _occurrences(node) if isinstance(v := self.value(a), Tensor)]
+        read = [v for a in _occurrences(node) if isinstance(v := self.meta(a), Tensor)]
         if any(isinstance(n, torch.SymInt) for v in read for n in v.shape[:1]):
             if _operation(node) not in _SPREAD:
                 raise self.refusal(node, "it is computed from a tensor with one row per sample; make it for one sample")
@@ -326,11 +327,9 @@ class Reader(Builder):
     # -- what rules ask ------------------------------------------------------------------------------------------------
 
     def refusal(self, node: fx.Node, reason: str) -> UnsupportedOpError:
-        """The exception that names a node."""
         return UnsupportedOpError(self.label(node), reason)
 
     def is_live(self, arg: Any) -> bool:
-        """Whether an argument depends on the input."""
         return isinstance(arg, fx.Node) and (arg in self._live or arg in self._tuples)
 
     def live(self, node: fx.Node) -> list[fx.Node]:
@@ -343,17 +342,12 @@ class Reader(Builder):
         found = {a.name: a.default_value for a in schema}
         return found | dict(zip(found, node.args, strict=False)) | node.kwargs
 
-    def value(self, node: fx.Node) -> Any:
-        """What is known of a value, or of the first of a tuple: a tensor without data."""
+    def meta(self, node: Any) -> Any:
+        """What is known of a value, or of the first of a tuple: a tensor without data, of its shape and dtype."""
         found = node.meta.get("val")
         return found[0] if isinstance(found, (tuple, list)) and found else found
 
-    def meta(self, node: Any) -> Tensor:
-        """A tensor without data, of the shape and dtype of a value."""
-        return cast(Tensor, self.value(node))
-
     def name(self, arg: Any) -> str:
-        """Name of the value of an argument that depends on the input."""
         if isinstance(arg, fx.Node) and arg in self._live:
             return self._live[arg]
         raise UnsupportedOpError(str(arg), "a tensor computed from the input is expected here")
@@ -454,17 +448,12 @@ class Reader(Builder):
 
     # -- what rules make -----------------------------------------------------------------------------------------------
 
-    def add(self, node: fx.Node, value: Node) -> None:
-        """Add the value of a node."""
-        self._live[node] = self.put(value)
-
-    def place(self, node: fx.Node, name: str) -> None:
-        """Say which value of the graph a node is."""
-        self._live[node] = name
-
-    def elements(self, node: fx.Node, element: Callable[[int], str]) -> None:
-        """Say which values the elements of a tuple are."""
-        self._tuples[node] = element
+    def add(self, node: fx.Node, value: Node | str | Callable[[int], str]) -> None:
+        """Say which value a node is, by a new one or its name, or which ones the elements of a tuple are."""
+        if callable(value):
+            self._tuples[node] = value
+        else:
+            self._live[node] = value if isinstance(value, str) else self.put(value)
 
     def result(self, node: fx.Node, name: str) -> None:
         """Say which value a node is, or the first element of its tuple; the others are indices."""
@@ -474,27 +463,16 @@ class Reader(Builder):
                 raise UnsupportedOpError(node.name, "indices are not a continuous function of the input")
             return name
 
-        if isinstance(node.meta["val"], (tuple, list)):
-            self.elements(node, element)
-        else:
-            self.place(node, name)
+        self.add(node, element if isinstance(node.meta["val"], (tuple, list)) else name)
 
     def activation(self, node: fx.Node, source: Any, module: nn.Module | None = None, path: str | None = None) -> None:
-        """Add a nonlinearity."""
         self.shape(node)
-        self._live[node] = self.activate(self.label(node), self.name(source), module, path)
+        self.add(node, self.activate(self.label(node), self.name(source), module, path))
 
     def wire(
         self, node: fx.Node, role: str, scales: Sequence[float] = (), spread: tuple[int, ...] | None = None
     ) -> None:
-        """Add a linear operation.
-
-        Args:
-            node: The operation.
-            role: See :class:`Wire`.
-            scales: Of the parents of a sum.
-            spread: Shape that all parents are expanded to first.
-        """
+        """Add a linear operation; all parents are expanded to the shape ``spread`` first."""
         parents: list[str] = []
         args, kwargs = self._templates(node, parents)
         target, label, values = str(node.target), self.label(node), node.meta["val"]
@@ -511,7 +489,7 @@ class Reader(Builder):
                 self.put(self.ordered(Wire(name, shape, tuple(parents), target, args, kwargs, index, role)))
             return name
 
-        return self.elements(node, element)
+        return self.add(node, element)
 
     def _expanded(self, name: str, shape: tuple[int, ...]) -> str:
         """A value in a shape that its own spreads to."""
@@ -529,11 +507,8 @@ class Reader(Builder):
     ) -> None:
         """Add an operation that is linear in all of its tensors together as a linear one and a constant.
 
-        Args:
-            node: The operation.
-            fixed: Places of arguments that are no summands, such as a weight or a mask.
-            numbers: Places of numbers that are summands.
-            role: Of the operation if it has no constants.
+        ``fixed`` are places of arguments that are no summands (a weight, a mask), ``numbers`` places of numbers that
+        are; ``role`` is that of the operation if it has no constants.
         """
         parents: list[str] = []
         args, kwargs = self._templates(node, parents)
@@ -545,7 +520,7 @@ class Reader(Builder):
         places += [i for i in numbers if i < len(args) and isinstance(args[i], (int, float)) and args[i] != 0]
         if not places:
             return self.add(node, self.ordered(Wire(label, shape, tuple(parents), target, args, kwargs, role=role)))
-        real = [a for a in _members(args) if isinstance(a, Attr) and self.tensors(a.path).is_floating_point()]
+        real = [a for a in members(args) if isinstance(a, Attr) and self.tensors(a.path).is_floating_point()]
 
         def none(arg: Any) -> Any:
             """Zero in the place of a constant."""
@@ -561,31 +536,18 @@ class Reader(Builder):
             like = ("aten.new_zeros.default", (real[0], size)) if real else ("aten.full.default", (size, 0.0))
             return self.keep(f"{label}.zeros", Constant(*like))
 
-        inner = [_map(none, a) if i in places else a for i, a in enumerate(args)]
+        inner = [replaced(none, a) if i in places else a for i, a in enumerate(args)]
         if "bias" in self.given(node):
             inner[2] = None
-        shift = self.keep(f"{label}.shift", Constant(target, tuple(_map(zeros, a) for a in args), kwargs))
+        shift = self.keep(f"{label}.shift", Constant(target, tuple(replaced(zeros, a) for a in args), kwargs))
         first = self.put(Wire(f"{label}__map", shape, tuple(parents), target, tuple(inner), kwargs))
         return self.add(
             node, Wire(label, shape, (first,), "aten.add.Tensor", (Ref(0), shift), role="sum", scales=(1.0,))
         )
 
 
-def _map(function: Callable[[Any], Any], arg: Any) -> Any:
-    """An argument template with a function applied to each of its members."""
-    return [_map(function, a) for a in arg] if isinstance(arg, (tuple, list)) else function(arg)
-
-
-def _members(arg: Any) -> Iterator[Any]:
-    if isinstance(arg, (tuple, list)):
-        for a in arg:
-            yield from _members(a)
-    else:
-        yield arg
-
-
 def _holds(arg: Any, kinds: Any) -> bool:
-    return any(isinstance(a, kinds) for a in _members(arg))
+    return any(isinstance(a, kinds) for a in members(arg))
 
 
 def _alias_of(node: fx.Node) -> fx.Node | None:
@@ -637,9 +599,8 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
     if not (_settled(program) and _settled(trained)):  # in simpler operations, without overwritten tensors
         with _exporting(module, input_shape):
             program, trained = (p.run_decompositions({}) for p in (program, trained))
-    alike = _says(program, made) == _says(trained, others)
     graph = Reader(module, program, made, input_shape).read()
-    if not alike and _plain_form(graph) != _plain_form(Reader(module, trained, others, input_shape).read()):
+    if _plain_form(graph) != _plain_form(Reader(module, trained, others, input_shape).read()):
         raise GraphError(
             "the module computes another function in training than in evaluation (besides dropout and batch "
             "normalisation); it must not depend on self.training"
@@ -651,6 +612,8 @@ def trace(module: nn.Module, input_shape: tuple[int, ...]) -> Graph:
 def _plain_form(graph: Graph) -> Any:
     """What two graphs must share to be the same; modules are compared by what they show."""
     nodes = [
-        (n.name, n.shape, n.parents, n.path, repr(n.module)) if isinstance(n, Activation) else n for n in graph.nodes
+        dataclasses.replace(n, module=cast(Any, repr(n.module))) if isinstance(n, Activation) else n
+        for n in graph.nodes
     ]
-    return graph.output, dict(graph.constants), nodes
+    values = [None if c.value is None else (c.value.dtype, c.value.tolist()) for c in graph.constants.values()]
+    return graph.output, dict(graph.constants), values, nodes
