@@ -50,6 +50,7 @@ class LocalSweep(Sweep):
         self.steps = list(self.plan.steps)
         self.normals: dict[str, Tensor] = {}
         self.left: dict[str, Tensor] = {}
+        self.early: dict[str, None] = {}  # made of images when they were left, ahead of its step
         self.left_sizes: dict[str, Tensor] = {}
 
     def run(self) -> Explicit:
@@ -94,8 +95,8 @@ class LocalSweep(Sweep):
         return value in self.torus.sheets or value in self.torus.flat
 
     def _live(self, step: Step) -> list[str]:
-        """What is read after a step, and what free matrices make of the images that were left."""
-        return [*(self.torus.image(v) for v in step.live), *(n for n in self.field.cov.sizes if n.startswith("(raw)"))]
+        """What is read after a step, and what was made of the images when they were left."""
+        return [*(self.torus.image(v) for v in step.live), *self.early]
 
     def _image_step(self, place: int) -> int:
         """Do a step, or several at once; how many."""
@@ -264,6 +265,7 @@ class LocalSweep(Sweep):
             self.left[name] = (own @ _weights(self.field.cells).to(own) + smallest(self.unit)).sqrt() * unit
             self.left_sizes[name] = self.field.sizes[name].amax() * unit
         self.field = self.field.leave(rows)
+        self.early = dict.fromkeys(rows)
 
     def _is_image(self, value: str) -> bool:
         return value in self.torus.sheets or value in self.torus.flat
@@ -281,7 +283,7 @@ class LocalSweep(Sweep):
         """The rows of a fixed operation, as gradients."""
         like = self.given.bound
         images = [like.new_zeros(1, *self.graph[p].shape) for p in node.parents]
-        y, back = torch.func.vjp(node.linear(self.tensors), *images)
+        y, back = cast(Any, torch.func.vjp)(node.linear(self.tensors), *images)
         unit = torch.eye(node.features, dtype=like.dtype, device=like.device).reshape(-1, *y.shape)
         rows = torch.func.vmap(back)(unit)
         return self._embedded(node.parents, [r.flatten(1) for r in rows])
@@ -290,6 +292,7 @@ class LocalSweep(Sweep):
 
     def _vector_step(self, step: Step) -> int:
         if step.transport is not None:
+            self.early.pop(step.transport, None)
             self._carry(step)
         elif step.group is not None:
             group = self.plan.groups[step.group]
