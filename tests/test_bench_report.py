@@ -102,7 +102,7 @@ def test_nothing_is_called_certified_without_rigour(page):
     assert (
         "certified" not in " ".join(page.text[page.text.index("Mean scores") :]).replace("no certificates", "").lower()
     )
-    rigorous = build_report(runs(families=FAMILIES[:2]).assign(rigorous=True))
+    rigorous = build_report(runs(("paper",), families=FAMILIES[:2]).assign(rigorous=True))
     assert "Certified 36/255" in rigorous
 
 
@@ -119,19 +119,20 @@ def test_the_erratum_is_measured(page):
 
 
 def test_the_same_runs_give_the_same_page(tmp_path):
-    path = write_report(runs(), tmp_path / "new" / "page.html")
-    assert path.read_text() == build_report(runs())
+    table = runs(protocols=("paper",))
+    path = write_report(table, tmp_path / "new" / "page.html")
+    assert path.read_text() == build_report(table)
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        runs(sets=("iris",)),
-        runs(families=("AOL",)),
-        runs(families=("LDLT-R as printed",)),
-        runs().drop(columns=["curve", "seconds", "width", "certified", "rigorous"]),
-        runs().drop(index=range(0, 72, 5)),
-        runs().assign(cert_36=math.nan),
+        runs(("paper",), ("iris",)),
+        runs(("paper",), families=("AOL",)),
+        runs(("paper",), families=("LDLT-R as printed",)),
+        runs(("paper",)).drop(columns=["curve", "seconds", "width", "certified", "rigorous"]),
+        runs(("paper",)).drop(index=range(0, 36, 5)),
+        runs(("paper",)).assign(cert_36=math.nan),
     ],
     ids=["one set", "one family", "refuted", "few columns", "gaps", "no scores"],
 )
@@ -140,7 +141,10 @@ def test_odd_studies_give_a_page(frame):
 
 
 def test_cautions():
-    said = build_report(runs(), {"shortened": True, "finished_at": None, "families": ["SLL"], "datasets": ["glass"]})
+    said = build_report(
+        runs(("paper",), ("iris",)),
+        {"shortened": True, "finished_at": None, "families": ["SLL"], "datasets": ["glass"]},
+    )
     found = re.findall('class="caution">(.*?)</p>', said)
     assert len(found) == 4
     assert "SLL" in "".join(found)

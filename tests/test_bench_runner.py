@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,9 +25,10 @@ from ldlt.errors import LdltError, MissingExtraError, OptionError
 from ldlt_bench.commands import main
 from ldlt_bench.data import Archive, Embedded, UnknownSetError
 from ldlt_bench.study import run
-from ldlt_bench.study.protocol import CURVE, PROTOCOLS, RADII, shortened
-from ldlt_bench.study.results import COLUMNS, KEYS, BenchError, Rows, latest, read_rows, write_whole
-from ldlt_bench.study.run import Study, read_settings
+from ldlt_bench.study.choose import Inner, chosen_on
+from ldlt_bench.study.protocol import CURVE, PROTOCOLS, RADII, read_starts, shortened
+from ldlt_bench.study.results import COLUMNS, KEYS, BenchError, Rows, latest, read_rows, read_settings, write_whole
+from ldlt_bench.study.run import Study
 
 ROOT = Path(__file__).parent.parent
 PAPER, QUICK = PROTOCOLS["paper"], shortened(PROTOCOLS["paper"], 2)
@@ -167,6 +169,58 @@ def test_a_study_stores_everything_and_resumes(tmp_path, orders):
     assert (more.computed, len(more.frame)) == (4, 32)
     fewer = go(tmp_path / "out", families=("SLL",), sets=("wine",))
     assert (fewer.computed, len(fewer.frame), set(fewer.frame.family)) == (0, 4, {"SLL"})
+
+
+def test_rows_say_how_they_were_made(tmp_path, orders):
+    summary = go(tmp_path / "out")
+    found = read_settings(tmp_path / "out" / "paper.parquet")
+    assert found["finished_at"]
+    assert list(found["protocols"]) == ["paper"]
+    assert found["protocols"]["paper"]["settings"]["epochs"] == PAPER.epochs
+    assert not {"source", "command"} & set(found)  # paths are of no use elsewhere
+    for column in ("commit", "torch_version", "machine"):
+        assert set(summary.frame[column]) == {found[column]}
+    assert read_settings(tmp_path / "nothing.parquet") == {}
+
+
+def test_starts_are_chosen_on_held_out_rows_of_a_third():
+    names = [f"set {i}" for i in range(900)]
+    assert 0.28 < sum(map(chosen_on, names)) / 900 < 0.39
+    data = Embedded().load("balance-scale")
+    inner = Inner(*(getattr(data, field.name) for field in fields(data)))
+    for fold in range(4):
+        outer, split = data.split(fold), inner.split(fold)
+        assert not set(split.test) & {*split.train, *split.validation, *outer.test}
+        assert {*split.test, *split.train} == set(outer.train)
+
+
+@pytest.mark.slow
+def test_starts_are_written_that_bench_reads(tmp_path):
+    """Two families, the smallest embedded set of the third, one epoch."""
+    out = tmp_path / "starts.json"
+    words = ["starts", "--families", "sll,aol", "--epochs", "1", "--most-rows", "600", "--workers", "1"]
+    assert main([*words, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["sets"] == ["breast-cancer-wisc-diag"]
+    assert set(read_starts(out)) == {"SLL", "AOL"}
+    tried = pd.DataFrame(found["tried"])
+    assert tried.groupby("family").size().nunique() == 1 or len(tried) > 20
+    assert (tried.groupby(["family", "knob"])["kept"].sum() == 1).all()
+    words = [
+        "bench",
+        "--protocol",
+        "tuned",
+        "--starts",
+        str(out),
+        "--families",
+        "sll",
+        "--sets",
+        "iris",
+        "--epochs",
+        "1",
+    ]
+    assert main([*words, "--workers", "1", "--out", str(tmp_path / "out")]) == 0
+    assert read_settings(tmp_path / "out")["protocols"]["tuned"]["settings"]["starts"]["SLL"] == found["starts"]["SLL"]
 
 
 def test_settings_are_never_mixed_and_going_back_is_free(tmp_path, orders):

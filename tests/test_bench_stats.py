@@ -17,6 +17,7 @@ from ldlt_bench.statistics import (
     METRICS,
     ScoreError,
     average_ranks,
+    bayesian_signed_rank,
     compare,
     critical_difference,
     friedman,
@@ -387,6 +388,37 @@ def test_worked_example_of_demsar():
     assert critical_difference(4, 14, 0.10) == pytest.approx(1.12, abs=0.01)
 
 
+# -------------------- probabilities
+
+
+def test_bayesian_signed_rank_is_its_definition():
+    """All differences equal and beyond the region: only the two pseudo-observations together are equal to nothing."""
+    n, strength = 3, 0.5
+    weight = stats.beta(strength, n)  # of the prior: Dir(s, 1, ..., 1) summed up
+    want = weight.cdf(math.sqrt(0.5))  # 1 - w² is larger than w²
+    better, equal, worse = bayesian_signed_rank([0.5] * n, [0.0] * n, draws=40_000)
+    assert worse == 0
+    assert better == pytest.approx(want, abs=0.01)
+    assert equal == pytest.approx(1 - want, abs=0.01)
+
+
+@settings(max_examples=10, deadline=None, database=None)
+@given(st.lists(st.sampled_from([-0.2, -0.02, -0.01, 0.0, 0.005, 0.015, 0.02, 0.3]), min_size=2, max_size=6))
+def test_bayesian_signed_rank_from_its_sums(z):
+    """The same sums, pair by pair, with draws of the weights from exponential and gamma variables."""
+    rng, points, counts = np.random.default_rng(7), [0.0, *z], np.zeros(3)
+    for _ in range(1500):
+        w = np.array([rng.gamma(0.5), *rng.exponential(size=len(z))])
+        w /= w.sum()
+        theta = np.zeros(3)
+        for (a, x), (b, y) in product(zip(w, points, strict=True), repeat=2):
+            theta[0 if x + y > 0.02 + 1e-12 else 2 if x + y < -0.02 - 1e-12 else 1] += a * b
+        counts[theta.argmax()] += 1
+    np.testing.assert_allclose(bayesian_signed_rank(z, np.zeros(len(z))), counts / 1500, atol=0.06)
+    flipped = bayesian_signed_rank(np.zeros(len(z)), z)
+    np.testing.assert_allclose(bayesian_signed_rank(z, np.zeros(len(z))), flipped[::-1], atol=1e-12)
+
+
 # -------------------- properties
 
 
@@ -613,6 +645,38 @@ def test_what_cannot_be_compared_is_said():
     assert "pairwise" not in make_tables(comparison)
     assert make_tables(compare_runs(table[table.family == "b"])) == {}
     assert make_tables(compare_runs(runs().drop(index=[0, 20, 40]))) == {}
+
+
+def test_a_refuted_family_is_one_marked_row():
+    table = runs(families=("A", "LDLT-R as printed")).assign(certified=lambda t: t.family == "A")
+    table["violation"] = np.where(table["certified"], math.nan, 1.25)
+    summary = make_tables(compare_runs(table))["summary"]
+    assert summary.shown["Algorithm"].tolist() == ["A", "LDLT-R as printed †"]
+    assert summary.shown.iloc[1, 3:].tolist() == ["–"] * 4
+    assert "1.25" in summary.note
+    assert set(summary.data["algorithm"]) == {"A"}
+
+
+def test_where_a_family_wins_and_loses():
+    table = runs(datasets=[f"set {i}" for i in range(6)], families=("LDLT-L", "A", "B"), folds=1, seeds=1)
+    place = table["dataset"].str[-1].astype(int)
+    table = table.assign(train_rows=60 * (place + 1), validation_rows=20, test_rows=20, edge=(place == 5).astype(int))
+    table[list(METRICS)] = 0.5
+    table.loc[(table.family == "A") & (place < 2), list(METRICS)] = 0.75  # LDLT-L loses on the two smallest
+    table.loc[table.family == "B", list(METRICS)] = 0.25
+    found = make_tables(compare_runs(table))
+    sets = found["sets"].data
+    assert sets["difference"].tolist() == [-0.25, -0.25, 0, 0, 0, 0]
+    assert sets["rows"].tolist()[:2] == [100, 160]
+    assert sets.loc[0, "other"] == "A"
+    against = found["where"].data.set_index(["group", "other"])
+    assert against.loc[("all", "A"), ["wins", "losses"]].tolist() == [0, 2]
+    assert against.loc[("all", "B"), ["wins", "losses"]].tolist() == [6, 0]
+    smallest = next(group for group, _ in against.index if group.startswith("rows ≤"))
+    assert against.loc[(smallest, "A"), ["n", "losses"]].tolist() == [2, 2]
+    assert found["search"].data["largest"].tolist() == pytest.approx([1 / 6] * 3)
+    rest = compare_runs(table, sets=lambda name: name != "set 0")
+    assert rest.sets == [f"set {i}" for i in range(1, 6)]
 
 
 HOSTILE = ("A|b_1", "50% & {x}\\y *z* <i> $a^2$")

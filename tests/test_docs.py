@@ -27,7 +27,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = {page: BLOCK.findall(page.read_text()) for page in PAGES}
 SHELL = {page: re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in PAGES}
-LONG = ("bench", "report", "data", "tables")
+LONG = ("bench", "report", "data", "starts", "tables")
 """Commands of the study, which are run by its own tests."""
 MODULES = sorted(
     {m.name for p in (ldlt, ldlt_bench) for m in pkgutil.walk_packages(p.__path__, f"{p.__name__}.")}

@@ -39,7 +39,7 @@ from ldlt_bench.families.layer import raise_zeros
 
 NAMES = sorted(FAMILIES)
 PLAIN = ["aol", "orthogonal", "spectral"]
-SHAPES = [(5, 5), (3, 8), (8, 3), (1, 6), (6, 1)]
+SHAPES = [(5, 5), (3, 8), (8, 3), (6, 1)]
 F64 = torch.float64
 
 
@@ -206,11 +206,6 @@ def test_orthogonal_rows_or_columns(shape):
     torch.testing.assert_close(gram, torch.eye(len(gram), dtype=F64), atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_sandwich_output_is_a_contraction(shape):
-    assert norm(shout(SandwichOutput(*shape)).explicit().inner) <= 1 + 1e-10
-
-
 @pytest.mark.parametrize("head", [SandwichOutput, Orthogonal])
 def test_lmi_of_a_whole_sandwich_network(head):
     net = FamilyNetwork("sandwich", 4, (6, 5), 3, bound=1.7, head="joint")
@@ -232,15 +227,6 @@ def test_lmi_of_a_whole_sandwich_network(head):
     assert smallest >= -1e-10
     if head is Orthogonal:  # an orthogonal output makes the LMI singular
         assert smallest <= 1e-10
-
-
-@settings(max_examples=60, deadline=None)
-@given(q=st.integers(1, 7), p=st.integers(0, 7), log_scale=st.floats(-3, 3), seed=st.integers(0, 2**31))
-def test_cayley_rows_are_orthonormal_at_every_scale(q, p, log_scale, seed):
-    generator = torch.Generator().manual_seed(seed)
-    free = 10**log_scale * torch.randn(q, q + p, dtype=F64, generator=generator)
-    rows = torch.cat(cayley(free[:, :q], free[:, q:].T), dim=1)
-    torch.testing.assert_close(rows @ rows.T, torch.eye(q, dtype=F64), atol=1e-9, rtol=0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -317,28 +303,6 @@ def test_bounds_after_hostile_training(family, head):
     assert (gaps <= pairs * (a - b).norm(dim=-1)[..., None, None] * (1 + 1e-6) + 1e-12).all()
 
 
-@pytest.mark.parametrize("family", NAMES)
-def test_pair_bounds_under_attack_on_a_logit_difference(family):
-    torch.manual_seed(1)
-    net = FamilyNetwork(family, 4, (8, 8), 3, bound=0.7).double()
-    x = push(net, steps=40)
-    pairs = net.pair_bounds().detach()
-    for c, j in ((0, 1), (2, 0)):
-        ratio = attack(lambda z, c=c, j=j: net(z)[..., c, None] - net(z)[..., j, None], x, steps=40)
-        assert ratio <= float(pairs[c, j]) * (1 + 1e-6)
-        assert ratio >= 0.2 * float(pairs[c, j])
-
-
-@pytest.mark.parametrize("family", NAMES)
-def test_layers_alone_after_hostile_training(family):
-    torch.manual_seed(2)
-    layer = FAMILIES[family](6, 10).double()
-    x = push(layer, steps=60)
-    slope = norm(vmap(jacrev(layer))(x))
-    assert 0.8 <= slope <= 1 + 1e-6
-    assert attack(layer, x, steps=40) <= 1 + 1e-6
-
-
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("family", NAMES)
 def test_other_activations_keep_the_bound(family, activation):
@@ -390,9 +354,7 @@ def test_vmap_over_stacked_parameters_equals_the_loop(family, head):
         torch.testing.assert_close(grads[name], value.grad)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("bound", [1.0, 3.0])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("head", "bound", "dtype"), [("rows", 1.0, torch.float32), ("joint", 3.0, F64)])
 @pytest.mark.parametrize("family", NAMES)
 def test_frozen_equals_built(family, head, bound, dtype):
     net = FamilyNetwork(family, 5, (8, 6), 3, bound=bound, head=head).to(dtype)
@@ -471,18 +433,6 @@ def test_residual_families_pad_the_input(family, features, hidden):
     assert [(m.in_features, m.neurons, m.out_features) for m in net.layers] == [(width, h, width) for h in hidden]
     x = torch.randn(5, features, dtype=F64)
     torch.testing.assert_close(net.freeze()(x), net(x), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("family", NAMES)
-def test_explicit_reproduces_forward(family):
-    net = FamilyNetwork(family, 4, (6, 6), 2, bound=2.0).double()
-    x = torch.randn(3, 4, dtype=F64)
-    z = net.embed(x)
-    for part, (inner, bias, outer) in zip(net.parts(), net.explicit(), strict=True):
-        w = part.activation(z @ inner.T + bias)
-        w = w if outer is None else w @ outer.T
-        z = z + w if part.residual else w
-    torch.testing.assert_close(z, net(x))
 
 
 # --- refusals ----------------------------------------------------------------------------------------------

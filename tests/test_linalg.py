@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ldlt import errors
 from ldlt.cayley import CayleyMap, cayley, gram
-from ldlt_bench.families.cayley import cayley_rows, wide_map
+from ldlt_bench.families.orthogonal import cayley_rows, wide_map
 
 F64 = torch.float64
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as fused
@@ -27,21 +29,20 @@ def adamw(
         weight_decay: λ.
     """
     if len(flat) == 1:  # one wide network: the library's kernel passes over the memory once
+        rates: dict[str, Any] = {"lr": float(rate), "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+        before = [torch.tensor(float(step - 1))]
         fused(
             [flat],
             [grad],
             [first],
             [second],
             [],
-            [torch.tensor(float(step - 1))],
+            before,
             fused=True,
             amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=float(rate),
             weight_decay=weight_decay,
-            eps=1e-8,
             maximize=False,
+            **rates,
         )
         return
     first.lerp_(grad, 1 - 0.9)

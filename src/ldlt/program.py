@@ -40,10 +40,7 @@ class _Slot:
 
 
 def _each(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to the entries of nested arguments of an operation.
-
-    Operations take nothing deeper than lists; the general ``tree_map`` of PyTorch takes several times as long.
-    """
+    """Apply a function to the entries of nested arguments; ``tree_map`` of PyTorch takes several times as long."""
     if isinstance(value, (tuple, list)):
         return type(value)(_each(function, part) for part in value)
     return function(value)

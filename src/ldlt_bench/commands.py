@@ -1,4 +1,4 @@
-"""Command line of the study: ``bench``, ``data``, ``report`` and ``tables``.
+"""Command line of the study: ``bench``, ``starts``, ``data``, ``report`` and ``tables``.
 
 ``python -m ldlt_bench`` runs them; the command ``ldlt`` finds them by the entry points ``ldlt.commands``.
 """
@@ -9,7 +9,7 @@ import contextlib
 import json
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ldlt_bench.data import Archive, Collection
     from ldlt_bench.study.run import Summary
 
-__all__ = ["app", "bench", "data", "main", "report", "tables"]
+__all__ = ["app", "bench", "data", "main", "report", "starts", "tables"]
 
 OUT = Path("ldlt-bench")
 EXTRA_SETS = ("digits",)
@@ -66,6 +66,7 @@ def bench(
     workers: Annotated[int | None, typer.Option(min=1, help="Default: one per processor; 1: this process.")] = None,
     address: Annotated[str | None, typer.Option(help="Address of a running cluster.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of results.")] = OUT,
+    starts: Annotated[Path | None, typer.Option(help="Start values for 'tuned', as `ldlt starts` writes them.")] = None,
     add: Annotated[list[Path] | None, typer.Option(help="Rows of other runs, not to be computed again.")] = None,
     as_json: _Json = False,
 ) -> None:
@@ -78,11 +79,14 @@ def bench(
     require_extra()
     from ldlt_bench.data import Archive, Embedded, locate  # noqa: PLC0415
     from ldlt_bench.study.family import FAMILIES, STUDY_FAMILIES, find_family  # noqa: PLC0415
-    from ldlt_bench.study.protocol import PROTOCOLS, shortened  # noqa: PLC0415
+    from ldlt_bench.study.protocol import PROTOCOLS, read_starts, shortened  # noqa: PLC0415
     from ldlt_bench.study.run import Study  # noqa: PLC0415
 
     names = ["paper", "tuned"] if protocol is _Protocol.both else [protocol.value]
-    protocols = [PROTOCOLS[name] if epochs is None else shortened(PROTOCOLS[name], epochs) for name in names]
+    known = dict(PROTOCOLS)
+    if starts is not None:
+        known["tuned"] = replace(known["tuned"], starts=read_starts(starts))
+    protocols = [known[name] if epochs is None else shortened(known[name], epochs) for name in names]
     where = None if archive == "embedded" else locate(archive)
     source: Collection = Embedded() if where is None else Archive(where)
     chosen = _names(sets) or (None if where else [name for name in source.names() if name not in EXTRA_SETS])
@@ -95,7 +99,7 @@ def bench(
         source,
         out,
         command=shlex.join(["ldlt", *sys.argv[1:]]),
-        shortened=any(one != PROTOCOLS[one.name] for one in protocols),
+        shortened=any(one != known[one.name] for one in protocols),
         add=add or [],
     )
     try:
@@ -113,14 +117,14 @@ def bench(
 def _finish(summary: Summary, protocols: list[str], cut: bool, as_json: bool) -> None:
     """Write tables and page, and say what came out."""
     from ldlt_bench.report import write_report  # noqa: PLC0415
-    from ldlt_bench.study.run import read_settings  # noqa: PLC0415
-    from ldlt_bench.tables import compare_runs, make_tables, render, write_tables  # noqa: PLC0415
+    from ldlt_bench.study.results import read_settings  # noqa: PLC0415
+    from ldlt_bench.tables import compare_runs, make_tables, render  # noqa: PLC0415
 
     settings, page, found = read_settings(summary.out), "", {}
     for name in protocols:
         rows = summary.frame[summary.frame["protocol"] == name]
         comparison = compare_runs(rows, settings.get("families"))
-        write_tables(comparison, summary.out / "tables" / name)
+        _write(rows, summary.out / "tables" / name)
         found[name] = [] if comparison.summary is None else json.loads(comparison.summary.to_json(orient="records"))
         if not as_json:
             typer.echo(f"protocol {name}{', SHORTENED training' if cut else ''}\n")
@@ -129,7 +133,7 @@ def _finish(summary: Summary, protocols: list[str], cut: bool, as_json: bool) ->
     if not summary.frame.empty:
         page = str(write_report(summary.frame, summary.out / "report.html", settings=settings))
     if as_json:
-        failed = [{**asdict(unit), "reason": reason} for unit, reason in summary.failures.items()]
+        failed = [{**unit._asdict(), "reason": reason} for unit, reason in summary.failures.items()]
         told = {"out": str(summary.out), "units": summary.total, "computed": summary.computed, "failed": failed}
         told |= {"skipped": summary.skipped, "damaged": summary.damaged, "seconds": summary.seconds, "shortened": cut}
         typer.echo(json.dumps({**told, "rows": len(summary.frame), "summary": found, "report": page}))
@@ -146,6 +150,49 @@ def _finish(summary: Summary, protocols: list[str], cut: bool, as_json: bool) ->
 
 
 @app.command()
+def starts(
+    archive: Annotated[str, typer.Option("--data", help="Archive (zip or folder), or 'embedded'.")] = "embedded",
+    families: Annotated[list[str] | None, typer.Option(help="Families; default: all.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most N epochs: a quick look.")] = None,
+    most_rows: Annotated[int, typer.Option(min=1, help="Larger data sets take no part.")] = 1000,
+    backend: Annotated[_Backend, typer.Option(help="Worker processes, or a cluster of Ray or Dask.")] = _Backend.loky,
+    workers: Annotated[int | None, typer.Option(min=1, help="Default: one per processor.")] = None,
+    out: Annotated[Path, typer.Option(help="File of starts to write, for bench --starts.")] = Path("starts.json"),
+) -> None:
+    """Choose the start values of every family by the same search.
+
+    On a third of the data sets, on held-out training rows: test rows take no part. Gives the file for `bench
+    --protocol tuned --starts`, and a table of all that was tried.
+    """
+    require_extra()
+    from ldlt_bench.data import Archive, Embedded, locate  # noqa: PLC0415
+    from ldlt_bench.study.choose import choose  # noqa: PLC0415
+    from ldlt_bench.study.family import GRIDS  # noqa: PLC0415
+    from ldlt_bench.study.protocol import PROTOCOLS, shortened  # noqa: PLC0415
+    from ldlt_bench.study.results import write_whole  # noqa: PLC0415
+
+    where = None if archive == "embedded" else locate(archive)
+    protocol = PROTOCOLS["tuned"] if epochs is None else shortened(PROTOCOLS["tuned"], epochs)
+    found = choose(
+        protocol,
+        _names(families) or list(GRIDS),
+        Embedded() if where is None else Archive(where),
+        most_rows=most_rows,
+        backend=backend.value,
+        workers=workers,
+        say=lambda line: typer.echo(f"ldlt: {line}", err=True),
+    )
+    content: dict[str, object] = {
+        "starts": {name: asdict(start) for name, start in found.starts.items()},
+        "sets": found.sets,
+    }
+    content |= {"epochs": protocol.epochs, "tried": found.tried.to_dict("records")}
+    write_whole(out, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+    typer.echo(found.tried.drop(columns="kept")[found.tried["kept"]].to_markdown(index=False, floatfmt=".4f"))
+    typer.echo(f"{out}: start values of {len(found.starts)} families, chosen on {len(found.sets)} data sets")
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of results, or a file of rows.")] = OUT,
     out: Annotated[Path | None, typer.Option(help="Page to write; default: report.html in the folder.")] = None,
@@ -153,10 +200,10 @@ def report(
 ) -> None:
     """Make the page of a study's results, also of one that is not finished."""
     from ldlt_bench.report import write_report  # noqa: PLC0415
-    from ldlt_bench.study.run import read_settings  # noqa: PLC0415
+    from ldlt_bench.study.results import read_settings  # noqa: PLC0415
 
     inside = folder if folder.is_dir() else folder.parent
-    page = write_report(_rows(folder), out or inside / "report.html", settings=read_settings(inside))
+    page = write_report(_rows(folder), out or inside / "report.html", settings=read_settings(folder))
     typer.echo(json.dumps({"report": str(page)}) if as_json else page)
 
 
@@ -165,17 +212,19 @@ def tables(
     folder: Annotated[Path, typer.Argument(help="Folder of results, or a file of rows.")] = OUT,
     form: Annotated[_Form, typer.Option(help="How to print them.")] = _Form.markdown,
     only: Annotated[list[str] | None, typer.Option(help="Names of tables, such as summary; default: all.")] = None,
+    rest: Annotated[bool, typer.Option(help="Only sets that starts are not chosen on: two thirds.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write all in all forms into this folder instead.")] = None,
 ) -> None:
     """Print every table of a study from its rows: ``ldlt tables results/tuned.parquet``."""
     from ldlt.errors import OptionError  # noqa: PLC0415
-    from ldlt_bench.tables import compare_runs, make_tables, render, write_tables  # noqa: PLC0415
+    from ldlt_bench.study.choose import chosen_on  # noqa: PLC0415
+    from ldlt_bench.tables import compare_runs, make_tables, render  # noqa: PLC0415
 
     for name, part in _rows(folder).groupby("protocol"):
-        comparison = compare_runs(part.reset_index(drop=True))
         if out is not None:
-            write_tables(comparison, out / str(name))
+            _write(part, out / str(name))
             continue
+        comparison = compare_runs(part, sets=(lambda one: not chosen_on(one)) if rest else None)
         found = make_tables(comparison)
         unknown = [one for one in _names(only) if one not in found]
         if unknown:
@@ -186,6 +235,15 @@ def tables(
             typer.echo(note, err=True)
     if out is not None:
         typer.echo(out)
+
+
+def _write(rows: Any, folder: Path) -> None:
+    """All tables in all forms; below ``rest/`` of the sets that starts are not chosen on."""
+    from ldlt_bench.study.choose import chosen_on  # noqa: PLC0415
+    from ldlt_bench.tables import compare_runs, write_tables  # noqa: PLC0415
+
+    write_tables(compare_runs(rows), folder)
+    write_tables(compare_runs(rows, sets=lambda one: not chosen_on(one)), folder / "rest")
 
 
 @data.command("list")
@@ -233,7 +291,7 @@ def check(
     broken = {finding.name for finding in found if finding.level in ("error", "unavailable")}
     good = not any(finding.level == "error" for finding in found)
     if as_json:
-        findings = [asdict(finding) for finding in found]
+        findings = [finding._asdict() for finding in found]
         typer.echo(
             json.dumps({"checked": len(names), "sound": len(names) - len(broken), "findings": findings, "ok": good})
         )

@@ -23,6 +23,8 @@ References:
     Communications in Statistics A9 (1980) 571-595.
     S. Holm, *A simple sequentially rejective multiple test procedure*, Scandinavian Journal of Statistics 6
     (1979) 65-70.
+    A. Benavoli, G. Corani, J. Demšar and M. Zaffalon, *Time for a change: a tutorial for comparing multiple classifiers
+    through Bayesian analysis*, JMLR 18 (2017) 1-36.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ __all__ = [
     "ScoreError",
     "Scores",
     "average_ranks",
+    "bayesian_signed_rank",
     "check_scores",
     "compare",
     "critical_difference",
@@ -85,6 +88,12 @@ errors of about 1e-16, which must not turn a tie into a win; distinct scores dif
 EXACT = 50
 """Up to this many non-zero differences the p-value of a pair is exact."""
 
+ROPE, DRAWS = 0.01, 5000
+"""Differences of at most one point are practically none; draws from the posterior of a pair."""
+
+POSTERIOR = ("p_a_better", "p_equal", "p_b_better")
+"""Columns of the probabilities of :func:`bayesian_signed_rank`."""
+
 _KEYS = ["dataset", "family", "fold", "seed"]
 
 
@@ -93,15 +102,10 @@ class ScoreError(LdltError, ValueError):
 
 
 def check_scores(scores: pd.DataFrame, algorithms: int = 1, datasets: int = 1) -> pd.DataFrame:
-    """Return the scores in float64, rounded to :data:`DECIMALS`.
-
-    Args:
-        scores: One row per data set, one column per algorithm.
-        algorithms: Smallest number of columns.
-        datasets: Smallest number of rows.
+    """Return scores (one row per data set, one column per algorithm) in float64, rounded to :data:`DECIMALS`.
 
     Raises:
-        ScoreError: If a score is missing or not finite, a name is repeated, or the table is too small.
+        ScoreError: If a score is missing or not finite, a name is repeated, or there are fewer than asked for.
     """
     if not isinstance(scores, pd.DataFrame) or scores.shape[0] < datasets or scores.shape[1] < algorithms:
         raise ScoreError(f"scores must be a DataFrame of at least {datasets} data sets and {algorithms} algorithms")
@@ -132,12 +136,7 @@ def _check_frames(frames: Mapping[str, pd.DataFrame], algorithms: int = 1) -> di
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of all metrics over the data sets that every algorithm completed.
-
-    Attributes:
-        frames: Metric -> ``DataFrame``, one row per data set and one column per algorithm.
-        dropped: Data set that was left out -> the reason, in words.
-    """
+    """Metric -> scores (data sets × algorithms) over the sets that all completed; set left out -> the reason."""
 
     frames: dict[str, pd.DataFrame]
     dropped: dict[str, str]
@@ -156,9 +155,6 @@ def score_frames(
         runs: One row per run, with the columns ``dataset``, ``family``, ``fold``, ``seed`` and the metrics.
         metrics: Names of the metric columns.
         algorithms: Families to compare, in the order of the columns. All by default, in alphabetical order.
-
-    Raises:
-        ScoreError: If a column is missing, a run is repeated, or no data set is complete.
 
     Example:
         >>> runs = pd.DataFrame(
@@ -199,16 +195,9 @@ def score_frames(
 
 
 def summarise(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Mean and sample standard deviation (divisor ``N - 1``) over data sets.
+    """Mean and sample standard deviation (divisor ``N - 1``) over data sets of every algorithm and metric.
 
-    The deviation says how much data sets differ; it is no error bar of a comparison. It is NaN for one data set.
-
-    Args:
-        frames: Metric -> scores.
-
-    Returns:
-        One row per algorithm and metric: ``algorithm``, ``metric``, ``n`` (data sets), ``mean``, ``sd`` and
-        ``best`` (whether the mean is the highest of its metric).
+    ``best`` marks the highest mean of a metric. The deviation says how much data sets differ; it is no error bar.
     """
     parts = []
     for metric, frame in _check_frames(frames).items():
@@ -219,11 +208,7 @@ def summarise(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def model_ranges(runs: pd.DataFrame, quantities: Sequence[str] = RANGES) -> pd.DataFrame:
-    """Smallest and largest value of sizes of the models over all runs: ``algorithm``, ``quantity``, ``min``, ``max``.
-
-    Raises:
-        ScoreError: If a column is missing.
-    """
+    """Smallest and largest sizes of the models over all runs: ``algorithm``, ``quantity``, ``min``, ``max``."""
     if missing := [name for name in ("family", *quantities) if name not in runs.columns]:
         raise ScoreError(f"the table of runs lacks the columns {missing}")
     long = runs.melt("family", list(quantities), "quantity").groupby(["family", "quantity"], sort=False)["value"]
@@ -237,8 +222,7 @@ class Friedman:
     Attributes:
         datasets: Number N of data sets.
         algorithms: Number k of algorithms.
-        chi2: Friedman's statistic.
-        chi2_p: Its p-value (approximate, from the χ² distribution with ``k - 1`` degrees of freedom).
+        chi2: Friedman's statistic, and ``chi2_p`` its p-value (from the χ² distribution with k − 1 degrees of freedom).
         f: Iman and Davenport's statistic; infinite if all data sets rank the algorithms alike.
         f_df: Its degrees of freedom, ``(k - 1, (k - 1)(N - 1))``.
         f_p: Its p-value (approximate, from the F distribution; exact if ``f`` is infinite).
@@ -434,6 +418,46 @@ def normal_signed_rank(w: float, m: int) -> tuple[float, float, float]:
     return z, float(2 * stats.norm.sf(z)), z / math.sqrt(m)
 
 
+def bayesian_signed_rank(
+    a: ArrayLike, b: ArrayLike, *, rope: float = ROPE, strength: float = 0.5, draws: int = DRAWS, seed: int = 0
+) -> tuple[float, float, float]:
+    r"""Probabilities that A is better, that there is practically no difference, and that B is better.
+
+    The Bayesian signed-rank test (Benavoli et al., 2017). The distribution of differences :math:`z_1, \dots, z_n` has a
+    Dirichlet process as prior, of some strength s at :math:`z_0 = 0`: weights :math:`w \sim \mathrm{Dir}(s, 1, \dots,
+    1)`. With r the half width of the region of practical equivalence,
+
+    .. math::
+
+        \theta_A = \sum_{ij} w_i w_j\,[z_i + z_j > 2r], \quad \theta_B = \sum_{ij} w_i w_j\,[z_i + z_j < -2r], \quad
+        \theta_= = 1 - \theta_A - \theta_B ,
+
+    and each probability is the share of draws of w in which that θ is the largest.
+
+    Args:
+        a: Scores of A, one per data set.
+        b: Scores of B.
+        rope: Half width r of the region of practical equivalence.
+        strength: Strength s of the prior.
+        draws: Number of draws.
+        seed: Seed of the draws.
+
+    Example:
+        >>> bayesian_signed_rank([0.9, 0.8, 0.7, 0.9, 0.8], [0.5, 0.6, 0.4, 0.7, 0.5])[1] < 0.05
+        True
+    """
+    if not (rope >= 0 and strength > 0 and draws >= 1):
+        raise OptionError(f"rope ≥ 0, strength > 0 and draws ≥ 1 are needed, not {rope}, {strength}, {draws}")
+    frame = check_scores(pd.DataFrame({"a": np.asarray(a), "b": np.asarray(b)}))
+    z = np.concatenate([[0.0], (frame["a"] - frame["b"]).to_numpy()])
+    sums = np.round(np.add.outer(z, z), DECIMALS)
+    w = np.random.default_rng(seed).dirichlet([strength, *[1.0] * len(frame)], draws)
+    better, worse = (((w @ side) * w).sum(1) for side in (sums > 2 * rope, sums < -2 * rope))
+    first = np.argmax([better, 1 - better - worse, worse], axis=0)
+    share = np.bincount(first, minlength=3) / draws
+    return float(share[0]), float(share[1]), float(share[2])
+
+
 def holm(p: ArrayLike) -> NDArray[np.float64]:
     """Holm's adjusted p-values, in the order given.
 
@@ -459,13 +483,15 @@ def compare(frames: Mapping[str, pd.DataFrame], *, method: str = "auto") -> pd.D
 
     Returns:
         One row per metric and pair, smallest p of a metric first: ``metric``, ``a``, ``b``, the results of
-        :func:`signed_rank`, ``p_holm`` (corrected over the pairs of the metric) and ``p_holm_global`` (over all).
+        :func:`signed_rank` and :func:`bayesian_signed_rank`, ``p_holm`` (corrected over the pairs of the metric) and
+        ``p_holm_global`` (over all).
     """
     parts = []
     for metric, frame in _check_frames(frames, 2).items():
         part = pd.DataFrame(
             [
                 {"metric": metric, "a": a, "b": b, **signed_rank(frame[a], frame[b], method=method)}
+                | dict(zip(POSTERIOR, bayesian_signed_rank(frame[a], frame[b]), strict=True))
                 for a, b in combinations(frame.columns, 2)
             ]
         )
@@ -481,13 +507,12 @@ def outcomes(
 ) -> pd.DataFrame:
     """Square table, row against column: 1 a significant win, −1 a significant loss, 0 neither.
 
-    A pair is significant if its p-value is at most α. The winner is the one that the ranks of the differences
-    speak for, not the one with the better median.
+    The winner is the one that the ranks of the differences speak for, not the one with the better median.
 
     Args:
         pairs: Tests of one metric, as made by :func:`compare`.
         algorithms: Order of rows and columns.
-        alpha: Level of significance.
+        alpha: Level of significance: a pair is significant if its p-value is at most α.
         p_column: ``p``, ``p_holm`` or ``p_holm_global``.
     """
     if p_column not in ("p", "p_holm", "p_holm_global") or not 0 < alpha < 1:
@@ -504,15 +529,8 @@ def outcomes(
 def standings(means: pd.Series, pairs: pd.DataFrame, *, alpha: float = 0.05, p_column: str = "p_holm") -> pd.DataFrame:
     """Average rank, significant wins and losses, and their strength, best average rank first.
 
-    Args:
-        means: Average ranks, as made by :func:`average_ranks`.
-        pairs: Tests of the same metric, as made by :func:`compare`.
-        alpha: Level of significance.
-        p_column: As in :func:`outcomes`.
-
-    Returns:
-        One row per algorithm: ``algorithm``, ``average_rank``, ``wins``, ``losses``, ``net_wins``, ``win_share`` (wins
-        over the k − 1 opponents) and ``mean_r`` (mean effect size of the significant wins, zero without any).
+    ``win_share`` is wins over the k − 1 opponents, ``mean_r`` the mean effect size of the significant wins, zero
+    without any. ``means`` as made by :func:`average_ranks`, the rest as in :func:`outcomes`.
     """
     ordered = means.sort_values(kind="stable")
     table = outcomes(pairs, list(ordered.index), alpha=alpha, p_column=p_column)
@@ -537,14 +555,8 @@ def standings(means: pd.Series, pairs: pd.DataFrame, *, alpha: float = 0.05, p_c
 class MetricResult:
     """Tests of one metric; what needs more families or data sets than there are is ``None``.
 
-    Attributes:
-        ranks: Average ranks, best first.
-        test: Friedman's and Iman and Davenport's tests.
-        cd: Nemenyi's critical difference.
-        groups: Families that are not distinguished by it.
-        pairs: Wilcoxon tests of the pairs, smallest p first.
-        standings: Significant wins and losses.
-        outcomes: Winner of every pair, row against column.
+    ``ranks``: average ranks, best first; ``cd``, ``groups``: Nemenyi's critical difference, and the families that it
+    does not tell apart; ``outcomes``: winner of every pair, row against column.
     """
 
     ranks: pd.Series

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import pandas as pd
 
 from ldlt.errors import OptionError
 from ldlt_bench.statistics import (
+    DECIMALS,
     METRICS,
+    POSTERIOR,
     RANGES,
+    ROPE,
     MetricResult,
     ScoreError,
     Scores,
@@ -23,7 +27,7 @@ from ldlt_bench.statistics import (
     score_frames,
     summarise,
 )
-from ldlt_bench.study.family import AS_PRINTED
+from ldlt_bench.study.family import AS_LDLT, AS_PRINTED
 from ldlt_bench.study.results import write_whole
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "family_order",
     "format_number",
     "format_p",
+    "lead",
     "make_tables",
     "metric_label",
     "render",
@@ -42,7 +47,8 @@ __all__ = [
 
 STARS = "* p ≤ 0.05, ** p ≤ 0.01, *** p ≤ 0.001"
 
-_ORDER = ("LDLT-R", "LDLT-L", "Sandwich", "SLL", "AOL", "Orthogonal", "CPL", "Spectral", AS_PRINTED)
+_SIZES = ("input_dim", "output_dim", "train_rows", "validation_rows", "test_rows")
+_ORDER = ("LDLT-R", "LDLT-L", "Sandwich", "SLL", "AOL", "Orthogonal", "CPL", "Spectral", AS_LDLT, AS_PRINTED)
 _LATEX = {
     "±": r"$\pm$",
     "χ²": r"$\chi^2$",
@@ -69,9 +75,7 @@ class Comparison:
         families: Families that are compared.
         excluded: Families without a proven bound or without runs, which enter no statistic -> why.
         runs: The rows of both.
-        scores: Scores over the complete data sets, or None if there is none.
-        summary: Mean and deviation per family and metric, or None.
-        results: Metric -> its tests.
+        scores, summary, results: Over the complete data sets, if there are any.
         notes: What was left out, and why.
     """
 
@@ -98,16 +102,20 @@ class Comparison:
         return metric_label(metric, self.rigorous)
 
 
-def compare_runs(runs: pd.DataFrame, families: Sequence[str] | None = None) -> Comparison:
-    """Compare the families in the rows of one protocol.
+def compare_runs(
+    runs: pd.DataFrame, families: Sequence[str] | None = None, sets: Callable[[str], bool] | None = None
+) -> Comparison:
+    """Compare the families in the rows of one protocol, over the data sets with all runs of all families.
 
-    Only data sets with all runs of all families are compared. What cannot be compared is left out with a note, never a
-    reason to fail after hours of work.
+    What cannot be compared is left out with a note, never a reason to fail after hours of work.
 
     Args:
         runs: Rows of one protocol.
         families: Families to compare, in this order; by default those of the rows.
+        sets: Which data sets, by their name; by default all.
     """
+    if sets is not None:
+        runs = runs[runs["dataset"].map(sets).astype(bool)].reset_index(drop=True)
     names = family_order(runs["family"].unique()) if families is None else list(families)
     excluded = {}
     for name in names:
@@ -134,14 +142,7 @@ def compare_runs(runs: pd.DataFrame, families: Sequence[str] | None = None) -> C
 
 @dataclass(frozen=True)
 class Table:
-    """A result and how it is shown.
-
-    Attributes:
-        data: The result in full precision; what CSV prints.
-        shown: Its cells as text, with titles.
-        caption: Title of the table.
-        note: Line below the table; may be empty.
-    """
+    """A result in full precision (what CSV prints), its cells as text with titles, and a line below them."""
 
     data: pd.DataFrame
     shown: pd.DataFrame
@@ -158,6 +159,11 @@ def make_tables(comparison: Comparison) -> dict[str, Table]:
     tables = {"summary": _summary(c)}
     if set(RANGES) <= set(complete.columns):
         tables["ranges"] = _ranges(model_ranges(complete))
+    if "edge" in complete:
+        tables["search"] = _search(complete)
+    if len(c.families) > 1 and set(_SIZES) <= set(complete.columns):
+        sets = lead(c)
+        tables["sets"], tables["where"] = _sets(sets), _where(sets, c)
     tested = {metric: result for metric, result in c.results.items() if result.test is not None}
     if not tested:
         return tables
@@ -250,7 +256,7 @@ def write_tables(comparison: Comparison, folder: str | Path) -> list[Path]:
 
 
 def _alignment(table: Table) -> str:
-    words = {"Algorithm", "Metric", "A", "B", "Not distinguished", ""}
+    words = {"Algorithm", "Metric", "A", "B", "Not distinguished", "Data set", "Data sets", "Best other", ""}
     return "".join("l" if str(title) in words else "r" for title in table.shown.columns)
 
 
@@ -277,7 +283,110 @@ def _summary(c: Comparison) -> Table:
     shown = shown.rename(columns=c.label).rename_axis(None, axis=1).reset_index(names="Algorithm")
     shown.insert(1, "N", str(len(c.sets)))
     note = "" if c.rigorous else "Robust: right with a margin for the radius, in real arithmetic; rounding not charged"
+    for name in c.excluded:  # accuracy is an ordinary measurement; radii would be claims that do not hold
+        rows = c.runs[(c.runs["family"] == name) & c.runs["dataset"].isin(c.sets)]
+        if len(rows):
+            means = rows.groupby("dataset")["accuracy"].mean()
+            spread = f"{format_number(means.mean(), 4)} ± {format_number(means.std(), 4)}"
+            shown.loc[len(shown)] = [f"{name} †", str(len(means)), spread, *["–"] * (len(METRICS) - 1)]
+            note += f". † {name}: no proven bound, in no comparison{_broken(rows)}"
+    note = note.removeprefix(". ")
     return Table(c.summary, shown, f"Mean ± standard deviation over {len(c.sets)} data sets", note)
+
+
+def _broken(rows: pd.DataFrame) -> str:
+    """What a search found of a bound that is only claimed."""
+    found = rows["violation"].dropna() if "violation" in rows else pd.Series(dtype=float)
+    if found.empty:
+        return ""
+    broken = int((found > 1 + 1e-9).sum())
+    return f"; a search breaks the bound it claims in {broken} of {len(found)} networks: up to {found.max():.2f} times"
+
+
+def lead(c: Comparison) -> pd.DataFrame:
+    """Where the first of the families LDLT-L, LDLT-R, … is ahead and where not, by the mean of the five metrics.
+
+    Returns:
+        One row per data set, the largest loss first: ``dataset``, ``rows``, ``features``, ``classes``, ``family``,
+        ``score``, ``other`` (the best of the others), ``other_score``, ``difference`` and one column per other family.
+    """
+    assert c.scores is not None
+    mine = next((name for name in ("LDLT-L", "LDLT-R") if name in c.families), c.families[0])
+    means = sum(c.scores.frames.values()) / len(c.scores.frames)
+    others = means.drop(columns=mine)
+    sizes = c.runs.groupby("dataset")[["input_dim", "output_dim"]].first()
+    rows = c.runs.groupby("dataset")[["train_rows", "validation_rows", "test_rows"]].first().sum(axis=1)
+    found = pd.DataFrame(
+        {
+            "rows": rows,
+            "features": sizes["input_dim"],
+            "classes": sizes["output_dim"],
+            "family": mine,
+            "score": means[mine],
+            "other": others.idxmax(axis=1),
+            "other_score": others.max(axis=1),
+            "difference": means[mine] - others.max(axis=1),
+        }
+    ).loc[means.index]
+    gaps = others.rsub(means[mine], axis=0).round(DECIMALS)
+    return found.join(gaps).sort_values("difference", kind="stable").reset_index(names="dataset")
+
+
+def _sets(sets: pd.DataFrame) -> Table:
+    mine = sets["family"].iloc[0]
+    shown = pd.DataFrame({"Data set": sets["dataset"].astype(str)})
+    for title in ("rows", "features", "classes"):
+        shown[title.capitalize()] = sets[title].astype(int).astype(str)
+    shown[f"{mine} in %"] = sets["score"].map(_percent)
+    shown["Best other"], shown["Its %"] = sets["other"], sets["other_score"].map(_percent)
+    shown["Points"] = [bold(_points(v), v < 0) for v in sets["difference"]]
+    note = "Mean of the five metrics; points: percentage points ahead of the best other family, behind it in bold"
+    return Table(sets, shown, f"{mine} on every data set, the largest loss first", note)
+
+
+def _where(sets: pd.DataFrame, c: Comparison) -> Table:
+    mine = sets["family"].iloc[0]
+    groups = {"all": sets.index >= 0}
+    for size in ("rows", "features", "classes"):
+        edges = [-math.inf, *sorted(set(sets[size].quantile([1 / 3, 2 / 3]))), math.inf]
+        for low, high in pairwise(edges):
+            text = f"{size} ≤ {high:g}" if low == -math.inf else f"{size} > {low:g}"
+            inside = (sets[size] > low) & (sets[size] <= high)
+            if inside.any():
+                groups[text if math.inf in (high, -low) else f"{low:g} < {size} ≤ {high:g}"] = inside
+    data, shown = [], []
+    for name, inside in groups.items():
+        line = {"Data sets": name, "N": str(int(inside.sum()))}
+        for other in (family for family in c.families if family != mine):
+            gap = sets.loc[inside, other]
+            wins, losses = int((gap > 0).sum()), int((gap < 0).sum())
+            data.append(
+                {"group": name, "n": len(gap), "other": other, "wins": wins, "losses": losses, "mean": gap.mean()}
+            )
+            line[other] = f"{wins} : {losses} ({_points(gap.mean())})"
+        shown.append(line)
+    note = f"Sets on which {mine} is ahead : behind, by the mean of the five metrics (mean difference in points)"
+    return Table(pd.DataFrame(data), pd.DataFrame(shown), f"Where {mine} wins and loses", note)
+
+
+def _search(runs: pd.DataFrame) -> Table:
+    """How often the search over step sizes ended at its edge."""
+    shares = pd.DataFrame({name: runs["edge"] == side for name, side in (("smallest", -1), ("largest", 1))})
+    data = shares.groupby(runs["family"]).mean().assign(networks=runs.groupby("family").size())
+    data = data.loc[family_order(data.index)].reset_index(names="algorithm")
+    shown = pd.DataFrame({"Algorithm": data["algorithm"], "Networks": data["networks"].astype(str)})
+    for name in shares:
+        shown[f"{str(name).capitalize()} in %"] = [bold(_percent(v), v > 0.1) for v in data[name]]
+    return Table(data, shown, "Step sizes at an edge of the search", "Bold: more than one network in ten")
+
+
+def _percent(value: float) -> str:
+    return format_number(100 * value, 1)
+
+
+def _points(value: float) -> str:
+    text = format_number(100 * value, 1)
+    return text if text.startswith("-") or float(text) == 0 else f"+{text}"
 
 
 def _ranges(result: pd.DataFrame) -> Table:
@@ -344,7 +453,10 @@ def _pairs(pairs: pd.DataFrame, label: Callable[[str], str]) -> Table:
     for title, name in {"p": "p", "p Holm within": "p_holm", "p Holm global": "p_holm_global"}.items():
         shown[title] = pairs[name].map(format_p)
     shown["r"] = pairs["r"].map(lambda v: format_number(v, 4))
-    return Table(pairs, shown, "Wilcoxon signed-rank tests", STARS)
+    for title, name in zip(("P(A>B)", "P(A=B)", "P(A<B)"), POSTERIOR, strict=True):
+        shown[title] = pairs[name].map(lambda v: format_number(v, 3))
+    note = f"{STARS}; P: Bayesian signed-rank test, '=' within {100 * ROPE:g} percentage point"
+    return Table(pairs, shown, "Signed-rank tests", note)
 
 
 def _shown(data: pd.DataFrame, plain: dict[str, str], numbers: dict[str, str], digits: int) -> pd.DataFrame:

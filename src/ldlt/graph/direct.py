@@ -8,8 +8,9 @@ else is in a module leaves it to :func:`~ldlt.graph.trace.trace`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -32,93 +33,83 @@ class _UnknownError(Exception):
     """Something that only :func:`~ldlt.graph.trace.trace` understands."""
 
 
+def _require(known: bool) -> None:
+    if not known:
+        raise _UnknownError
+
+
 class _Symbol:
     """A value of the graph, in place of a batch."""
 
-    def __init__(self, builder: _Direct, name: str) -> None:
-        self.builder, self.name = builder, name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Feature shape."""
-        return self.builder.nodes[self.name].shape
+    def __init__(self, builder: Builder, node: Node | str) -> None:
+        self.builder, self.name = builder, node if isinstance(node, str) else builder.put(node)
+        self.shape = builder.nodes[self.name].shape
 
     def __add__(self, other: object) -> _Symbol:
-        if not isinstance(other, _Symbol) or other.shape != self.shape:
-            raise _UnknownError
-        parents, args = (self.name, other.name), (Ref(0), Ref(1))
+        _require(isinstance(other, _Symbol) and other.shape == self.shape)
+        parents, args = (self.name, cast(_Symbol, other).name), (Ref(0), Ref(1))
         name = self.builder.unique("add")
-        return self.builder.symbol(
-            Wire(name, self.shape, parents, "aten.add.Tensor", args, role="sum", scales=(1.0, 1.0))
-        )
+        both = Wire(name, self.shape, parents, "aten.add.Tensor", args, role="sum", scales=(1.0, 1.0))
+        return _Symbol(self.builder, both)
 
 
-class _Direct(Builder):
-    """Adds the nodes of layers."""
-
-    def symbol(self, node: Node) -> _Symbol:
-        """Add a value; names that meet are left to the tracer."""
-        return _Symbol(self, self.put(node))
-
-    def layer(self, path: str, layer: Any, x: _Symbol) -> _Symbol:
-        """What a layer makes of a value."""
-        kind, name = type(layer), path.replace(".", "_")
-        name = f"_{name}" if name[:1].isdigit() else name
-        if not isinstance(x, _Symbol) or not name or getattr(layer, "inplace", False):
-            raise _UnknownError
-        if kind in _SAME:
-            return x
-        if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1) and len(x.shape) > 1:
-            return _Symbol(self, self.view(name, x.name, (self.nodes[x.name].features,)))
-        if kind is nn.Linear and x.shape == (layer.in_features,):
-            return self.symbol(Affine(name, (layer.out_features,), (x.name,), *_tensors(path, layer)))
-        if kind in _CONVOLUTIONS:
-            return self.symbol(self._convolution(name, path, layer, x))
-        if "ldlt_standardise" in kind.__dict__:
-            args = (Ref(0), Attr(f"{path}.mean"))
-            names = self.unique("sub"), self.unique("div")
-            self.put(Wire(names[0], x.shape, (x.name,), "aten.sub.Tensor", args, role="sum", scales=(1.0,)))
-            return self.symbol(Wire(names[1], x.shape, names[:1], "aten.div.Tensor", (Ref(0), Attr(f"{path}.scale"))))
-        if kind in (nn.Linear, nn.Flatten):
-            raise _UnknownError
-        return self.symbol(Activation(name, x.shape, (x.name,), path=path))
-
-    def _convolution(self, name: str, path: str, layer: Any, x: _Symbol) -> Convolution:
-        spec, kernel = Spec.of(layer), tuple(layer.weight.shape[2:])
-        circular = spec.mode == "circular" and all(n > 0 for n in spec.border)
-        if isinstance(spec.padding, str) or not (circular or spec.mode == "zeros") or len(x.shape) != spec.dims + 1:
-            raise _UnknownError
-        padding = (0,) * spec.dims if circular else spec.padding
-        outputs_padding = spec.output_padding if spec.transposed else ()
-        spec = dataclasses.replace(spec, padding=padding, output_padding=outputs_padding)
-        tried = spec.run(torch.empty(1, *x.shape, device="meta"), torch.empty(layer.weight.shape, device="meta"))
-        outputs = tuple(tried.shape[1:])
-        if spec.cells(kernel, x.shape, outputs) is None:
-            raise _UnknownError
-        return Convolution(name, outputs, (x.name,), *_tensors(path, layer), spec=spec, kernel=kernel)
+def _layer(builder: Builder, path: str, layer: Any, x: _Symbol) -> _Symbol:
+    """What a layer makes of a value."""
+    kind, name = type(layer), path.replace(".", "_")
+    name = f"_{name}" if name[:1].isdigit() else name
+    _require(isinstance(x, _Symbol) and bool(name) and not getattr(layer, "inplace", False))
+    if kind in _SAME:
+        return x
+    if kind is nn.Flatten:
+        _require((layer.start_dim, layer.end_dim) == (1, -1) and len(x.shape) > 1)
+        return _Symbol(builder, builder.view(name, x.name, (builder.nodes[x.name].features,)))
+    if kind is nn.Linear:
+        _require(x.shape == (layer.in_features,))
+        tensors = _tensors(path, layer, layer.out_features)
+        return _Symbol(builder, Affine(name, (layer.out_features,), (x.name,), *tensors))
+    if kind in _CONVOLUTIONS:
+        spec, kernel, outputs = _convolution(layer, x)
+        tensors = _tensors(path, layer, layer.out_channels)
+        return _Symbol(builder, Convolution(name, outputs, (x.name,), *tensors, spec=spec, kernel=kernel))
+    if "ldlt_standardise" in kind.__dict__:
+        args = (Ref(0), Attr(f"{path}.mean"))
+        names = builder.unique("sub"), builder.unique("div")
+        builder.put(Wire(names[0], x.shape, (x.name,), "aten.sub.Tensor", args, role="sum", scales=(1.0,)))
+        scaled = Wire(names[1], x.shape, names[:1], "aten.div.Tensor", (Ref(0), Attr(f"{path}.scale")))
+        return _Symbol(builder, scaled)
+    return _Symbol(builder, Activation(name, x.shape, (x.name,), path=path))
 
 
-def _tensors(path: str, layer: Any) -> tuple[str, str | None]:
+def _convolution(layer: Any, x: _Symbol) -> tuple[Spec, tuple[int, ...], tuple[int, ...]]:
+    """Its arguments, its kernel, and the shape of what it makes; only those that are free maps."""
+    spec, kernel = Spec.of(layer), tuple(layer.weight.shape[2:])
+    circular = spec.mode == "circular" and all(n > 0 for n in spec.border)
+    _require((circular or spec.mode == "zeros") and not isinstance(spec.padding, str) and len(x.shape) == spec.dims + 1)
+    padding = (0,) * spec.dims if circular else spec.padding
+    spec = dataclasses.replace(spec, padding=padding, output_padding=spec.output_padding if spec.transposed else ())
+    tried = spec.run(torch.empty(1, *x.shape, device="meta"), torch.empty(layer.weight.shape, device="meta"))
+    outputs = tuple(tried.shape[1:])
+    _require(spec.cells(kernel, x.shape, outputs) is not None)
+    return spec, kernel, outputs
+
+
+def _tensors(path: str, layer: Any, outputs: int) -> tuple[str, str | None]:
     """Paths of weight and bias of a layer; its weight must be free."""
-    outputs = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
-    plain = layer.bias is None or layer.bias.shape == (outputs,)
-    if not layer.weight.requires_grad or 0 in layer.weight.shape or not plain:
-        raise _UnknownError
+    _require(layer.weight.requires_grad and 0 not in layer.weight.shape)
+    _require(layer.bias is None or layer.bias.shape == (outputs,))
     return f"{path}.weight", None if layer.bias is None else f"{path}.bias"
 
 
 def _is_leaf(layer: nn.Module) -> bool:
     """Whether a module is a layer; refuses what is neither that nor known to be made of layers alone."""
     kind = type(layer)
-    if "forward" in layer.__dict__ or any(t in layer.__dict__ for t in layer._parameters):
-        raise _UnknownError
+    _require("forward" not in layer.__dict__ and not any(t in layer.__dict__ for t in layer._parameters))
     if kind in (nn.Linear, nn.Flatten, *_SAME, *_CONVOLUTIONS) or "ldlt_standardise" in kind.__dict__:
         return True
     if kind in _CONTAINERS or "ldlt_composed" in kind.__dict__:
         return False
-    if kind in activations.TABLE and activations.is_activation(layer):
-        return True
-    raise _UnknownError
+    _require(kind in activations.TABLE and activations.is_activation(layer))
+    return True
 
 
 def known_graph(module: nn.Module, shape: tuple[int, ...]) -> Graph | None:
@@ -133,28 +124,23 @@ def known_graph(module: nn.Module, shape: tuple[int, ...]) -> Graph | None:
     """
     require_ordinary(module)
     tensors = [t for m in module.modules() for t in m._parameters.values() if t is not None]
-    try:
-        names = [*inspect.signature(module.forward).parameters]
-    except ValueError:
+    shared, mixed = len({id(t) for t in tensors}) != len(tensors), len({(t.dtype, t.device) for t in tensors}) != 1
+    if hooks_of(module) or shared or mixed:
         return None
-    shared = len({id(t) for t in tensors}) != len(tensors) or any(type(t) is not nn.Parameter for t in tensors)
-    mixed = len({t.dtype for t in tensors}) != 1 or len({t.device for t in tensors}) != 1
-    if hooks_of(module) or shared or mixed or len(names) != 1:
-        return None
-    builder, swapped = _Direct(module), []
-    x = builder.symbol(Input(names[0], shape, ()))
+    builder, swapped = Builder(module), []
     try:
+        (name,) = inspect.signature(module.forward).parameters
+        x = _Symbol(builder, Input(name, shape, ()))
         for path, layer in [(p, m) for p, m in module.named_modules() if _is_leaf(m)]:
-            layer.__dict__["forward"] = lambda x, p=path, m=layer: builder.layer(p, m, x)
+            layer.__dict__["forward"] = functools.partial(_layer, builder, path, layer)
             swapped.append(layer)
         y = module(x)
+        _require(isinstance(y, _Symbol))
     except Exception:  # the front door understands it, or says why not
         return None
     finally:
         for layer in swapped:
             del layer.__dict__["forward"]
-    if not isinstance(y, _Symbol):
-        return None
     graph = Graph(tuple(builder.nodes.values()), y.name).pruned()
     try:
         for node in graph.activations:

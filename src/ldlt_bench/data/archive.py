@@ -18,9 +18,9 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,31 +46,18 @@ ENVIRONMENT = "LDLT_UCI"
 LARGEST, CELLS, FILES = 1 << 27, 1 << 24, 10_000
 """Bytes and numbers of a table, and files of an archive, at most (the largest set has 6.5 million numbers)."""
 
-BROKEN = (
-    OSError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    RuntimeError,
-    NotImplementedError,
-    ValueError,
-)
+BROKEN = (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
 """Everything that a damaged zip file can raise."""
 
 Level = Literal["error", "unavailable", "warning", "note"]
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One result of a check.
+class Finding(NamedTuple):
+    """One result of a check of a data set, with file, line and column where there are any.
 
-    Attributes:
-        name: Name of the data set.
-        level: ``error``: cannot be loaded; ``unavailable``: a part is missing; ``warning``: loads, but results need a
-            remark; ``note``: worth knowing.
-        message: What was found, with file, line and column where there are any.
+    ``error``: cannot be loaded; ``unavailable``: a part is missing; ``warning``: loads, but results need a remark;
+    ``note``: worth knowing.
     """
 
     name: str
@@ -78,8 +65,7 @@ class Finding:
     message: str
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """Size of a data set, read without its features."""
 
     name: str
@@ -155,14 +141,7 @@ class Archive:
         return dict(self._missing)
 
     def load(self, name: str) -> Dataset:
-        """A data set by name, exactly as the archive has it; its notes say what its results need to be read.
-
-        Raises:
-            UnknownSetError: If there is no such set.
-            UnavailableSetError: If one of its files is missing.
-            FormatError: If one of its files is malformed.
-            ArchiveError: If the archive is damaged there.
-        """
+        """A data set by name, exactly as the archive has it; its notes say what its results need to be read."""
         folder = self._locate(name)
         parts = [self._part(folder, file) for file in _files(name)]
         rows = Counter(map(len, parts)).most_common(1)[0][0]
@@ -193,18 +172,16 @@ class Archive:
             folder = self._locate(name)
         except UnavailableSetError as error:
             return [Finding(name, "unavailable", str(error))]
-        findings = []
+        findings: list[Finding] = []
         for file in _files(name):
             try:
                 self._part(folder, file)
             except DataError as error:
                 findings.append(Finding(name, "error", str(error)))
-        if findings:
-            return findings
         try:
             dataset = self.load(name)
         except DataError as error:
-            return [Finding(name, "error", str(error))]
+            return findings or [Finding(name, "error", str(error))]
         levels: dict[str, Level] = {**dict.fromkeys(FLAGGED, "warning"), "unusable-fold": "error"}
         return [Finding(name, levels.get(quirk.code, "note"), str(quirk)) for quirk in quirks(dataset)]
 
@@ -276,16 +253,7 @@ class Archive:
 
 
 def parse_table(data: bytes, file: str, columns: int | None = None) -> NDArray[np.float64]:
-    """Finite numbers (lines, columns) of a text file, one row per line.
-
-    Args:
-        data: Content of the file.
-        file: Its name, for messages.
-        columns: Number of columns it must have, or None for any (the same in every line).
-
-    Raises:
-        FormatError: With line and column of the first thing that is wrong.
-    """
+    """Finite numbers (lines, columns) of a text file, whose name is for messages; with ``columns`` columns if given."""
     if len(data) > LARGEST or data.count(b",") + data.count(b"\n") > CELLS:
         raise FormatError(file, f"more than {LARGEST:,} bytes or {CELLS:,} numbers: not read")
     data = data.rstrip()
@@ -315,11 +283,7 @@ def _explain(data: bytes, file: str, columns: int | None) -> FormatError:
 
 
 def locate(path: str | Path | None = None) -> Path | None:
-    """The archive to use: the given path, else that in ``LDLT_UCI``, else that in the cache folder, if any.
-
-    Raises:
-        ArchiveError: If a path that was asked for, as argument or in the environment, does not exist.
-    """
+    """The archive to use: the given path, else that in ``LDLT_UCI``, else that in the cache folder, if any."""
     asked = path if path is not None else os.environ.get(ENVIRONMENT) or None
     found = Path(asked).expanduser() if asked is not None else default_path()
     if found.exists():

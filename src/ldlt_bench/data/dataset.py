@@ -61,20 +61,24 @@ class Standardised:
     scale: NDArray[np.float64]
     split: Split
 
+    def part(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Features and labels of some rows."""
+        return self.features[rows], self.labels[rows]
+
     @property
     def train(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Features and labels of the training rows."""
-        return self.features[self.split.train], self.labels[self.split.train]
+        return self.part(self.split.train)
 
     @property
     def validation(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Features and labels of the validation rows."""
-        return self.features[self.split.validation], self.labels[self.split.validation]
+        return self.part(self.split.validation)
 
     @property
     def test(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Features and labels of the test rows."""
-        return self.features[self.split.test], self.labels[self.split.test]
+        return self.part(self.split.test)
 
     def raw_radius(self, radius: float) -> float:
         r"""Radius, in the units of the data set, that a radius in standardised units is worth.
@@ -101,8 +105,6 @@ class Dataset:
         source: Where the data came from.
         notes: What a reader of results must know about this set.
 
-    Raises:
-        DatasetError: If the arrays disagree or hold a value that is not finite.
     """
 
     name: str
@@ -166,9 +168,6 @@ class Dataset:
 
         Test wins over validation, training rows are the rest. A fold without validation rows gets a stratified fifth
         of its training rows (a function of name, fold and labels alone); see :class:`Split`.
-
-        Raises:
-            DatasetError: If there is no such fold, or it has no training or no test rows.
         """
         self._need(0 <= fold < FOLDS, f"fold {fold} is not one of 0 .. {FOLDS - 1}")
         test = self.test_folds[:, fold]
@@ -194,9 +193,6 @@ class Dataset:
 
         The archive's values are already standardised, for most sets over all rows, test included. Doing it
         again by training rows leaves nothing of the test rows in the statistics, whatever the archive did.
-
-        Raises:
-            DatasetError: As :meth:`split`, or if a standardised value is too large for a float.
         """
         split = self.split(fold)
         mean, scale = column_statistics(self.features[split.train])

@@ -70,12 +70,7 @@ class Embedded:
         return {name: reason for name in sorted(RECIPES) if RECIPES[name].kind == "scikit-learn"}
 
     def load(self, name: str) -> Dataset:
-        """A data set by name: the same numbers every time.
-
-        Raises:
-            UnknownSetError: If there is no such set.
-            MissingExtraError: If it ships inside scikit-learn, and that is not installed.
-        """
+        """A data set by name: the same numbers every time."""
         recipe = _recipe(name)
         features, labels, classes = recipe.make()
         test, validation = make_folds(labels, name)

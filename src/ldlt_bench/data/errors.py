@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from ldlt.errors import LdltError
 
-__all__ = [
-    "ArchiveError",
-    "DataError",
-    "DatasetError",
-    "FetchError",
-    "FormatError",
-    "LayoutError",
-    "UnavailableSetError",
-    "UnknownSetError",
-    "UnsafeArchiveError",
-]
-
 
 class DataError(LdltError, ValueError):
     """Base class: data that cannot be used as it is."""
@@ -30,7 +18,7 @@ class LayoutError(ArchiveError):
 
 
 class UnsafeArchiveError(ArchiveError):
-    """An archive that is refused before unpacking: names that leave the folder, too many or too large files."""
+    """An archive that is refused before unpacking: too many or too large files."""
 
 
 class UnknownSetError(DataError):
@@ -42,13 +30,7 @@ class UnavailableSetError(DataError):
 
 
 class FormatError(DataError):
-    """A file with a wrong content.
-
-    Attributes:
-        file: Name of the file.
-        line: Line number from 1, or None if the whole file is meant.
-        column: Column number from 1 (cells between commas), or None if the whole line is meant.
-    """
+    """A file with a wrong content; ``line`` and ``column`` count from 1, None if the whole file or line is meant."""
 
     def __init__(self, file: str, reason: str, line: int | None = None, column: int | None = None) -> None:
         place = file + (f", line {line}" if line else "") + (f", column {column}" if column else "")

@@ -30,11 +30,7 @@ ATTEMPTS, WAIT = 3, 30.0
 
 
 def verify(path: str | Path, sets: int = SETS) -> Archive:
-    """Check a downloaded archive: sizes, every checksum inside the zip file, layout, number of data sets.
-
-    Raises:
-        ArchiveError: If something is wrong.
-    """
+    """Check a downloaded archive: sizes, every checksum inside the zip file, layout, number of data sets."""
     archive = Archive(path)
     try:
         with zipfile.ZipFile(path) as file:
@@ -61,19 +57,14 @@ def fetch_sets(
     sets: int = SETS,
     progress: bool = False,
 ) -> Archive:
-    """Download the archive if it is not there.
-
-    The addresses are tried in turn. Only a verified archive gets the final name, in one step.
+    """Download the archive if it is not there; only a verified one gets the final name, in one step.
 
     Args:
         destination: File to make, or a folder for ``data_py.zip``; None for the user's cache folder.
-        urls: Addresses, the preferred one first.
+        urls: Addresses, tried in turn.
         sha256: Checksum of the file, if known.
         sets: As :func:`verify`.
         progress: Whether to show a bar on standard error.
-
-    Returns:
-        The archive.
 
     Raises:
         FetchError: If no address gives the archive; the message has the reason for each.

@@ -59,9 +59,6 @@ class ImageSet:
         labels: (n,) int64 in ``0 .. k − 1``.
         classes: Names of the k classes.
 
-    Raises:
-        DatasetError: If the arrays disagree.
-
     Example:
         >>> two = ImageSet(np.full((2, 1, 4, 4), 51, np.uint8), np.array([0, 1]), ("shirt", "bag"))
         >>> x, y = two.tensors()
@@ -96,12 +93,7 @@ class ImageSet:
         return c, h, w
 
     def floats(self) -> NDArray[np.float32]:
-        r"""Pixels :math:`p / 255` in [0, 1], (n, c, h, w).
-
-        Euclidean distances and certified radii are then in units of 255 grey levels: the usual 36/255 is a radius of
-        36 levels, spread over all pixels. Inputs that are also centred keep these units; inputs that are divided by a
-        standard deviation do not.
-        """
+        r"""Pixels :math:`p / 255` in [0, 1], (n, c, h, w): distances are in units of 255 grey levels."""
         return self.images.astype(np.float32) / np.float32(255)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
@@ -146,9 +138,6 @@ def read_idx(path: str | os.PathLike[str], dims: int) -> NDArray[np.uint8]:
 
     Returns:
         Array of the sizes that the file states.
-
-    Raises:
-        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     path = Path(path)
     content, start = _content(path), 4 + 4 * dims
@@ -176,9 +165,6 @@ def read_pair(
         images: File of three dimensions.
         labels: File of one dimension.
         classes: Names of the classes; by default as many numbers as there are labels.
-
-    Raises:
-        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     pixels, targets = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(targets):
@@ -197,9 +183,6 @@ def fashion_mnist(path: str | os.PathLike[str] | None = None) -> Splits:
     Args:
         path: Folder with the four files, compressed or not. By default ``$LDLT_FASHION_MNIST``, else where the Debian
             package ``dataset-fashion-mnist`` puts them.
-
-    Raises:
-        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     advice = (
         "Get it with  apt-get install dataset-fashion-mnist  (Debian, Ubuntu), or put the four files of "
@@ -213,9 +196,6 @@ def mnist(path: str | os.PathLike[str] | None = None) -> Splits:
 
     Args:
         path: Folder with the four files, compressed or not; by default ``$LDLT_MNIST``.
-
-    Raises:
-        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     advice = "Put its four files, such as train-images-idx3-ubyte.gz, into a folder and set LDLT_MNIST to it"
     return _splits(_place(path, "LDLT_MNIST", None, advice), "MNIST", tuple("0123456789"), advice)
@@ -227,9 +207,6 @@ def cifar10(path: str | os.PathLike[str] | None = None) -> Splits:
     Args:
         path: The file ``cifar-10-binary.tar.gz``, which is read in memory and not unpacked, or the folder
             ``cifar-10-batches-bin``, or the folder around it. By default ``$LDLT_CIFAR10``.
-
-    Raises:
-        DataError: If it is missing, of another kind, damaged, or too large; each has its own class.
     """
     place = _place(path, "LDLT_CIFAR10", None, _ADVICE)
     contents = _of_archive(place)
@@ -273,9 +250,6 @@ def read_batch(content: bytes, file: str) -> tuple[NDArray[np.uint8], NDArray[np
     Args:
         content: The whole file.
         file: Its name, for messages.
-
-    Raises:
-        FormatError: Not a whole number of records, or a label above 9.
     """
     if not content or len(content) % _RECORD:
         raise FormatError(file, f"{len(content):,} bytes are not a whole number of records of {_RECORD:,}: truncated")

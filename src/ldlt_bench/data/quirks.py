@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,15 +41,8 @@ SHIFT = 0.5  # of the overall deviation: random splits of 20 or more rows stay b
 CENTRED = 1e-4  # of the overall deviation: parts of a random split are never centred so well
 
 
-@dataclass(frozen=True)
-class Quirk:
-    """One oddity of one data set.
-
-    Attributes:
-        code: Key of :data:`QUIRKS`.
-        detail: What was measured.
-        folds: The folds it concerns, 0 .. 3.
-    """
+class Quirk(NamedTuple):
+    """One oddity of one data set: a key of :data:`QUIRKS`, what was measured, the folds 0 .. 3 it concerns."""
 
     code: str
     detail: str

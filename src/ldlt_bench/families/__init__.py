@@ -7,10 +7,10 @@ Every layer is a pure function of its free parameters: no cache, no buffer.
 """
 
 from ldlt.cayley import cayley
-from ldlt_bench.families.cayley import Orthogonal, Sandwich, SandwichOutput, cayley_rows
 from ldlt_bench.families.layer import ACTIVATIONS, Explicit, Layer, MaxMin
 from ldlt_bench.families.network import FAMILIES, HEADS, FamilyNetwork
 from ldlt_bench.families.normalised import AOL, RowsHead, Spectral, aol, normalize_rows, pair_constants, squared_norm
+from ldlt_bench.families.orthogonal import Orthogonal, Sandwich, SandwichOutput, cayley_rows
 from ldlt_bench.families.potential import CPL, SLL, sll_diagonal
 
 __all__ = [

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from ldlt.check import choice, positive, whole
 from ldlt.errors import BoundError, ShapeError
-from ldlt_bench.families.cayley import Orthogonal, Sandwich, SandwichOutput
 from ldlt_bench.families.layer import Explicit, Layer, check_input, plain_linear
 from ldlt_bench.families.normalised import AOL, RowsHead, Spectral, pair_constants
+from ldlt_bench.families.orthogonal import Orthogonal, Sandwich, SandwichOutput
 from ldlt_bench.families.potential import CPL, SLL
 
 __all__ = ["FAMILIES", "HEADS", "FamilyNetwork"]

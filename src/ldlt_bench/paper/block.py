@@ -122,15 +122,9 @@ class ResidualBlock:
         return float(torch.linalg.eigvalsh(self.double().lmi())[0])
 
     def double(self) -> ResidualBlock:
-        """The same block in float64."""
-        return ResidualBlock(
-            self.A.double(),
-            self.B.double(),
-            tuple(weight.double() for weight in self.C),
-            tuple(diagonal.double() for diagonal in self.multipliers),
-            self.slopes,
-            self.bound,
-        )
+        """The same block in float64, without its gradients."""
+        A, B, *rest = (t.detach().double() for t in (self.A, self.B, *self.C, *self.multipliers))
+        return ResidualBlock(A, B, tuple(rest[: self.depth]), tuple(rest[self.depth :]), self.slopes, self.bound)
 
     def forward(
         self,

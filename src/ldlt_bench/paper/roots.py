@@ -87,7 +87,7 @@ def alpha_values(alpha: Alpha, count: int, like: Tensor) -> list[Tensor]:
     """One scalar tensor for each free matrix, from one common number or one number each."""
     single = isinstance(alpha, int | float) or (isinstance(alpha, Tensor) and alpha.dim() == 0)
     given: Any = [alpha] * count if single else alpha
-    values = [torch.as_tensor(value).to(like) for value in given]
+    values = [torch.as_tensor(value, dtype=like.dtype, device=like.device) for value in given]
     if len(values) != count or any(value.dim() for value in values):
         raise ShapeError(f"{count} values of alpha are needed (skip, hidden maps, output), not {len(values)}")
     for k, number in enumerate([float(value.detach()) for value in values] if _visible() else []):

@@ -18,7 +18,7 @@ from ldlt_bench.statistics import average_ranks, nemenyi
 from ldlt_bench.study.protocol import CURVE
 from ldlt_bench.tables import Comparison, family_order
 
-__all__ = ["cone", "curves", "rank_diagram"]
+__all__ = ["cone", "curves", "leads", "rank_diagram"]
 
 _COLOURS = matplotlib.color_sequences["tab10"]
 
@@ -76,7 +76,20 @@ def curves(comparison: Comparison) -> str | None:
         xlabel="radius (Euclidean, in standardised units)", ylabel="share of test rows in %", ylim=(0, 100), xlim=(0, 2)
     )
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
+    return _address(figure)
+
+
+def leads(sets: pd.DataFrame) -> str:
+    """How far a family is ahead of the best other one, against sizes of data sets (:func:`~ldlt_bench.tables.lead`)."""
+    figure = Figure(figsize=(7.6, 3.0), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    for axes, size in zip(panels, ("rows", "features", "classes"), strict=True):
+        axes.scatter(sets[size], 100 * sets["difference"], s=12, alpha=0.7)
+        axes.axhline(0.0, color="#57606a", linewidth=0.8)
+        axes.set(xlabel=f"{size} of the data set", xscale="log")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(f"{_plain(sets['family'].iloc[0])} ahead of the best other,\npercentage points")
     return _address(figure)
 
 
@@ -89,5 +102,5 @@ def cone(example: ScalarCounterexample) -> str:
     y = example.block.forward(x[:, None])[:, 0]
     axes.plot(x, y, color="#c0392b", label=f"printed block, slope {example.measured_slope:.2f}")
     axes.set(xlabel="input x", ylabel="output f(x)")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper center")
     return _address(figure)

@@ -14,10 +14,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ldlt_bench.paper import scalar_counterexample, violation
-from ldlt_bench.report.figures import cone, curves, rank_diagram
+from ldlt_bench.report.figures import cone, curves, leads, rank_diagram
 from ldlt_bench.statistics import METRICS, ScoreError
 from ldlt_bench.study.results import KEYS, write_whole
-from ldlt_bench.tables import Comparison, Table, bold, compare_runs, format_number, make_tables
+from ldlt_bench.tables import Comparison, Table, bold, compare_runs, format_number, lead, make_tables
 
 __all__ = ["build_report", "write_report"]
 
@@ -36,9 +36,6 @@ def build_report(frame: pd.DataFrame, settings: Mapping[str, Any] | None = None)
 
     Returns:
         The page as HTML, the same for the same input.
-
-    Raises:
-        ScoreError: If the table is empty, lacks a needed column or has a run twice.
     """
     settings = dict(settings or {})
     missing = [name for name in (*KEYS, *METRICS) if name not in frame.columns]
@@ -98,8 +95,8 @@ def _study(name: str, c: Comparison) -> dict[str, Any]:
         "tables": tables,
         "metrics": metrics,
         "curves": curves(c),
+        "leads": leads(lead(c)) if "sets" in tables else None,
         "scores": [] if c.scores is None else [_scores(c, m, f) for m, f in c.scores.frames.items()],
-        "claims": _claims(c),
         "costs": _costs(c.runs),
         "notes": c.notes,
     }
@@ -112,19 +109,6 @@ def _scores(c: Comparison, metric: str, frame: pd.DataFrame) -> Table:
     }
     shown = pd.DataFrame({"Data set": frame.index.astype(str), **cells})
     return Table(frame, shown, f"{c.label(metric)}, in % of the test rows, mean over folds and seeds; best in bold")
-
-
-def _claims(c: Comparison) -> Table | None:
-    """Accuracy of families whose construction does not keep its bound: an ordinary measurement, unlike their radii."""
-    rows = c.runs[c.runs["family"].isin(c.excluded)]
-    if rows.empty:
-        return None
-    means = rows.groupby("family")["accuracy"].agg(["mean", "count"])
-    shown = pd.DataFrame({"Algorithm": means.index, "Accuracy in %": [f"{100 * v:.1f}" for v in means["mean"]]})
-    shown["Runs"] = means["count"].astype(str).to_list()
-    return Table(
-        means, shown, "Families without a proven bound: accuracy only", "They have no radii and enter no test."
-    )
 
 
 def _costs(runs: pd.DataFrame) -> Table | None:

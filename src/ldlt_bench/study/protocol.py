@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
+import msgspec
+
+from ldlt.check import whole
 from ldlt.errors import OptionError
-from ldlt_bench.study.family import Family, find_family
+from ldlt_bench.study.family import AS_LDLT, Start, find_family
 
 __all__ = [
     "CURVE",
@@ -19,8 +23,8 @@ __all__ = [
     "Candidate",
     "Loss",
     "Protocol",
-    "Start",
     "network_width",
+    "read_starts",
     "shortened",
 ]
 
@@ -31,21 +35,13 @@ CURVE: tuple[float, ...] = tuple(i / 20 for i in range(41))
 """Radii of the certified-accuracy curve."""
 
 
-RULES = 1
+RULES = 2
 """Version of what is fixed in code: rule of the width, batches, choice of the epoch. Raise it when one changes."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    r"""``t · CE((y − o·onehot(c)) / t)``: cross-entropy that asks for a margin o at temperature t.
-
-    o = 0, t = 1 is the plain cross-entropy.
-
-    Attributes:
-        name: Name in the results.
-        offset: o, taken off the true class's logit.
-        temperature: t.
-    """
+    """``t · CE((y − o·onehot(c)) / t)``: cross-entropy that asks for a margin ``offset`` o at ``temperature`` t."""
 
     name: str
     offset: float
@@ -60,50 +56,8 @@ LOSSES: dict[str, Loss] = {
 
 
 @dataclass(frozen=True)
-class Start:
-    """Start values of LDLT networks, which decide how far an optimiser's step moves them.
-
-    Chosen on rows that are held out of the training rows (``benchmarks/choose_start.py`` prints such scores); one
-    choice per protocol for all data sets. A network moves by steps of size η on the scale √α, so one step size for all
-    wants an α that fits it.
-
-    Attributes:
-        alpha: Start value of α at width 64: the free matrices start at norm ``gain·√α``. Without effect on ``cayley``.
-        growth: α is multiplied by ``(width / 64)^growth``. A step of AdamW with step size η changes a w × w matrix by
-            a norm of up to ``ηw``, so with ``growth = 2`` networks of all widths move equally far, in units of √α.
-        contraction: Contraction of the networks, unless the family names one.
-        init: See :mod:`ldlt.engine.start`.
-        gain: Norm of the free matrices at the start, in units of ``√α``; for ``cayley`` see
-            :meth:`ldlt.engine.contraction.Cayley.free_gain`.
-        placing: Means of the pre-activations at the start; see :mod:`ldlt.engine.start`.
-        bias_scale: Biases are stored divided by this number, so that a step moves them by that much more.
-    """
-
-    alpha: float = 1e-2
-    growth: float = 2.0
-    contraction: str = "cholesky"
-    init: str = "default"
-    gain: float = 1.0
-    placing: float = 1.0
-    bias_scale: float = 1.0
-
-    def contraction_of(self, family: Family) -> str:
-        """Contraction of a family's networks: the one it names, else the protocol's."""
-        return family.contraction or self.contraction
-
-    def alpha_at(self, width: int) -> float:
-        """α at the start of a network of some width."""
-        return self.alpha * (width / 64) ** self.growth
-
-
-@dataclass(frozen=True)
 class Candidate:
-    """One setting of the search.
-
-    Attributes:
-        learning_rate: Start value of AdamW's step size.
-        loss: A key of :data:`LOSSES`.
-    """
+    """One setting of the search: AdamW's first step size (times the family's own rate), and a key of LOSSES."""
 
     learning_rate: float
     loss: str
@@ -127,7 +81,7 @@ class Protocol:
         least_steps: Small sets: at least this many steps per epoch (of fewer rows).
         most_steps: Large sets: at most this many steps per epoch (of more rows).
         rungs: Search: at epoch e the best k candidates of a fold go on, for (e, k) in order.
-        start: Start values of LDLT networks; the other families start as published.
+        starts: Family -> where its networks start; those that are not named start as published.
     """
 
     name: str
@@ -141,54 +95,61 @@ class Protocol:
     least_steps: int = 4
     most_steps: int = 32
     rungs: tuple[tuple[int, int], ...] = ()
-    start: Start = field(default_factory=Start)
+    starts: Mapping[str, Start] = field(default_factory=dict)
 
     def steps(self, rows: int) -> int:
         """Steps per epoch for a number of training rows; the rows are dealt into batches of equal size (± 1)."""
         steps = min(max(math.ceil(rows / self.batch), self.least_steps), self.most_steps)
         return max(1, min(steps, rows))
 
+    def start(self, family: str) -> Start:
+        """Where the networks of a family start; the contraction behind a colon is not looked at."""
+        return self.starts.get(family.partition(":")[0], Start())
+
     def fingerprint(self, family: str) -> str:
         """Short hash of all settings that concern a family, so that results of different settings are never mixed.
 
-        Losses and radii count by their numbers, not their names. ``start`` concerns the engine's networks only: with
-        another choice of it, results of the other families stay valid.
+        Losses and radii count by their numbers, not their names.
         """
-        settings = asdict(self)
-        if not find_family(family).has_start:
-            del settings["start"]
+        settings = asdict(self) | {"starts": asdict(self.start(family))}
         losses = {candidate.loss: asdict(LOSSES[candidate.loss]) for candidate in self.candidates}
         settings |= {"losses": losses, "radii": RADII, "curve": CURVE, "rules": RULES}
         text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _grid(rates: Sequence[float]) -> tuple[Candidate, ...]:
-    return tuple(Candidate(rate, loss) for loss in LOSSES for rate in rates)
-
+_LDLT = Start(contraction="cayley", gain=0.6, placing=0.5, bias_scale=3.0)
+_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 
 PROTOCOLS: dict[str, Protocol] = {
     "paper": Protocol("paper"),
     "tuned": Protocol(
         "tuned",
-        candidates=_grid((1e-3, 3e-3, 1e-2)),
-        rungs=((5, 2), (15, 1)),
-        # chosen for the Cayley contraction, which has no α: another one behind a colon starts here, too
-        start=Start(alpha=1.0, growth=0.0, contraction="cayley", gain=0.6, placing=0.5, bias_scale=3.0),
+        candidates=tuple(Candidate(rate, loss) for loss in LOSSES for rate in _RATES),
+        rungs=((3, 4), (10, 2), (20, 1)),
+        starts={"LDLT-L": _LDLT, "LDLT-R": _LDLT, AS_LDLT: _LDLT},
     ),
 }
-"""``paper``: one setting for all. ``tuned``: every family gets the same search, judged on validation rows."""
+"""``paper``: one setting for all. ``tuned``: every family gets the same search, judged on validation rows; its starts
+are those of the file that ``ldlt starts`` writes. Without that file only LDLT has others than published."""
+
+
+def read_starts(path: str | Path) -> dict[str, Start]:
+    """Starts of all families from a file that ``ldlt starts`` wrote."""
+    try:
+        starts = msgspec.json.decode(Path(path).read_bytes(), type=_Starts).starts
+    except (OSError, msgspec.MsgspecError) as error:
+        raise OptionError(f"{path} is no file of starts ({error}); make one with  ldlt starts") from error
+    return {find_family(name).name: start for name, start in starts.items()}
+
+
+class _Starts(msgspec.Struct):
+    starts: dict[str, Start]
 
 
 def shortened(protocol: Protocol, epochs: int) -> Protocol:
-    """Return the protocol with fewer epochs; its fingerprint differs, so its results stay apart.
-
-    Raises:
-        OptionError: If ``epochs`` is not positive.
-    """
-    if epochs < 1:
-        raise OptionError(f"epochs must be at least 1, not {epochs}")
-    if epochs >= protocol.epochs:
+    """Return the protocol with fewer epochs; its fingerprint differs, so its results stay apart."""
+    if whole("epochs", epochs) >= protocol.epochs:
         return protocol
     rungs = tuple((max(1, e * epochs // protocol.epochs), k) for e, k in protocol.rungs)
     return replace(protocol, epochs=epochs, rungs=rungs)

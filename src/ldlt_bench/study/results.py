@@ -8,9 +8,8 @@ back to earlier settings costs nothing and different settings are never mixed.
 from __future__ import annotations
 
 import io
-import os
-import tempfile
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ldlt.errors import LdltError
+from ldlt.files.replace import atomic
 
-__all__ = ["COLUMNS", "KEYS", "BenchError", "Rows", "latest", "read_rows", "write_whole"]
+__all__ = ["COLUMNS", "KEYS", "BenchError", "Rows", "latest", "read_rows", "read_settings", "write_whole"]
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "protocol": ("string", "name of the training protocol"),
@@ -47,9 +47,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "bound": ("double", "Lipschitz constant of the map from features to logits"),
     "rigorous": ("bool", "whether the radii also account for rounding errors"),
     "certified": ("bool", "whether the construction keeps its bound, in real arithmetic"),
+    "violation": ("double", "largest slope that a search found, over the bound, of a family without a proven bound"),
     "epochs": ("int64", "epochs trained"),
     "best_epoch": ("int64", "epoch whose parameters were tested"),
     "learning_rate": ("double", "learning rate used"),
+    "edge": ("int64", "-1 or 1 if that is the smallest or largest of those tried, else 0"),
     "loss": ("string", "loss used"),
     "batch_size": ("int64", "rows of a batch"),
     "validation_score": ("double", "mean of the five metrics on the validation rows, by which settings were chosen"),
@@ -62,6 +64,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "source": ("string", "where the data came from"),
     "data": ("string", "kind, size and hash of the data"),
     "fingerprint": ("string", "hash of all settings of the protocol that concern the family"),
+    "commit": ("string", "commit of the sources, with a plus sign if they were changed; empty if installed"),
     "ldlt_version": ("string", "version of this package"),
     "torch_version": ("string", "version of PyTorch"),
     "numpy_version": ("string", "version of NumPy"),
@@ -85,27 +88,18 @@ class BenchError(LdltError, RuntimeError):
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file beside its place, then put it there in one step.
+    """Write a file in one step, making its folder.
 
     Raises:
         BenchError: If the system refuses; an older file of this name is then as it was, and nothing is left behind.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        with atomic(path) as beside:
+            beside.write_bytes(content)
     except OSError as error:
-        raise BenchError(
-            f"cannot write {path} ({error.strerror or error}): see to that and run the same command again"
-        ) from error
+        reason = error.strerror or error
+        raise BenchError(f"cannot write {path} ({reason}): see to that and run the same command again") from error
     return path
 
 
@@ -118,15 +112,25 @@ def read_rows(path: str | Path) -> pd.DataFrame:
     try:
         table = pq.ParquetFile(io.BytesIO(Path(path).read_bytes()), page_checksum_verification=True).read()
         missing = [name for name in COLUMNS if name not in table.column_names]
-        if missing:
-            raise BenchError(f"{path} is no table of results of this version: it lacks {', '.join(missing)}")
-        table = table.select(list(COLUMNS)).cast(_SCHEMA)
+        if missing or any(table[name].null_count for name in KEYS):
+            raise BenchError(f"{path} is no table of results of this version: it lacks keys or {', '.join(missing)}")
+        return table.select(list(COLUMNS)).cast(_SCHEMA).to_pandas()
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise BenchError(f"cannot read {path} ({reason}): if it is damaged, move it away") from error
-    if any(table[name].null_count for name in KEYS):
-        raise BenchError(f"{path} has rows without a key")
-    return table.to_pandas()
+
+
+def read_settings(place: str | Path) -> dict[str, Any]:
+    """What was asked for, with what: of a folder of results or a file of rows; empty if there is nothing to be read."""
+    place = Path(place)
+    try:
+        if place.is_dir():
+            content = json.loads((place / "settings.json").read_bytes())
+        else:
+            content = json.loads((pq.read_schema(place).metadata or {})[b"settings"])
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def latest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -138,17 +142,17 @@ def latest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 class Rows:
-    """The file of results of one protocol.
+    """The file of results of one protocol, which says in its metadata how they were made.
 
     Args:
         path: The file; it need not exist.
 
-    Raises:
-        BenchError: If there is a file that cannot be read.
+    Attributes:
+        settings: What was asked for, with what (:func:`read_settings`).
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.settings = path, dict[str, Any]()
         self.frame = read_rows(path) if path.exists() else _SCHEMA.empty_table().to_pandas()
 
     def of(self, dataset: str, family: str, fingerprint: str, data: str, seeds: Sequence[int]) -> pd.DataFrame:
@@ -157,7 +161,7 @@ class Rows:
         mine = (f["dataset"] == dataset) & (f["family"] == family) & (f["fingerprint"] == fingerprint)
         return f[mine & (f["data"] == data) & f["seed"].isin(seeds)]
 
-    def add(self, rows: Sequence[dict[str, Any]] | pd.DataFrame) -> None:
+    def add(self, rows: Sequence[Mapping[str, Any]] | pd.DataFrame) -> None:
         """Add rows and write the file; a run that is there already with the same settings and data is replaced.
 
         Raises:
@@ -169,9 +173,15 @@ class Rows:
             raise BenchError(f"rows do not have the columns of the table of results: {error}") from error
         parts = [part for part in (self.frame, new.to_pandas()) if len(part)]
         whole = pd.concat(parts, ignore_index=True) if parts else self.frame
-        whole = whole.drop_duplicates([*KEYS, "fingerprint", "data"], keep="last")
-        table = pa.Table.from_pandas(whole, schema=_SCHEMA, preserve_index=False)
+        self.frame = whole.drop_duplicates([*KEYS, "fingerprint", "data"], keep="last")
+        self.write()
+
+    def write(self) -> None:
+        """Write the file."""
+        schema = _SCHEMA.with_metadata({"settings": json.dumps(self.settings, default=str, ensure_ascii=False)})
         buffer = io.BytesIO()
-        pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+        table = pa.Table.from_pandas(self.frame, schema=schema, preserve_index=False)
+        pq.write_table(
+            table.replace_schema_metadata(schema.metadata), buffer, compression="zstd", write_page_checksum=True
+        )
         write_whole(self.path, buffer.getvalue())
-        self.frame = whole

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from ldlt_bench.study.protocol import Protocol
 from ldlt_bench.study.results import BenchError, Rows, read_rows, write_whole
 from ldlt_bench.study.unit import Unit, estimate_cost, run_unit
 
-__all__ = ["BACKENDS", "Study", "Summary", "read_settings"]
+__all__ = ["BACKENDS", "Study", "Summary", "call_alone", "cluster"]
 
 BACKENDS = ("loky", "ray", "dask")
 """Who computes: worker processes of this machine, or a cluster, each a backend of joblib."""
@@ -61,15 +62,8 @@ Compute = Callable[[Unit, Protocol, Dataset, Sequence[int]], list[dict[str, Any]
 class Summary:
     """What became of a study.
 
-    Attributes:
-        out: Its folder.
-        total: Number of its units.
-        computed: Units computed by this call.
-        failures: Unit -> last line of what it raised; the whole is in ``failures.txt``.
-        skipped: Data set -> why it takes no part.
-        damaged: Data set -> what is wrong with its files.
-        seconds: Time of this call.
-        frame: All rows of the study.
+    ``total`` units there are, ``computed`` by this call, ``failures`` with the last line of what they raised; data sets
+    that are ``skipped`` or ``damaged``, and why; seconds of this call; all rows.
     """
 
     out: Path
@@ -101,9 +95,6 @@ class Study:
         shortened: Whether the settings were cut for a quick look; for the record.
         add: Files of results of other runs, whose units need not be computed again.
         compute: Computes a unit.
-
-    Raises:
-        OptionError: If there is nothing to do, or a protocol is given twice.
     """
 
     def __init__(
@@ -153,11 +144,8 @@ class Study:
             show: Whether to show progress on standard error.
 
         Raises:
-            UnknownSetError: If a data set does not exist; before anything is done.
             BenchError: If another run works in the folder, a file cannot be written, or workers keep dying. Finished
                 units are safe.
-            OptionError: If the backend is unknown.
-            MissingExtraError: If the backend is not installed.
         """
         if backend not in BACKENDS or (workers is not None and workers < 1):
             raise OptionError(
@@ -165,39 +153,27 @@ class Study:
             )
         begun = time.monotonic()
         chosen, skipped = self._choose()
-        with self._alone(), _backend(backend, address):
+        with self._alone(), cluster(backend, address):
             rows = {name: Rows(self.out / f"{name}.parquet") for name in self.protocols}
             for path in self.added:
                 extra = read_rows(path)
                 for name, own in rows.items():
-                    own.add(
-                        pd.concat(
-                            [part for part in (extra[extra["protocol"] == name], own.frame) if len(part)] or [own.frame]
-                        )
-                    )
+                    more = extra[extra["protocol"] == name]
+                    own.add(pd.concat([part for part in (more, own.frame) if len(part)] or [own.frame]))
             damaged = self._plan(chosen)
             self.todo = self._order([unit for unit in self.costs if not self._done(rows, unit)])
-            record = self._record(skipped, damaged)
-            failures, count = self._work(rows, backend, workers, record, show), len(self.todo)
+            todo, record = len(self.todo), self._record(skipped, damaged)
+            self._write_record(record, rows)
+            failures = self._work(rows, backend, workers, show)
             frame = pd.concat([self._rows(rows, unit) for unit in self.costs] or [rows[next(iter(rows))].frame[:0]])
-            record |= {
-                "wall_seconds": round(time.monotonic() - begun, 3),
-                "failed": len(failures),
-                "finished_at": _now(),
-            }
+            seconds = time.monotonic() - begun
+            record |= {"wall_seconds": round(seconds, 3), "failed": len(failures), "finished_at": _now()}
             record["processor_seconds"] = round(float(frame["cpu_seconds"].sum()), 3)
-            self._write_record(record)
-        computed = record["todo"] - count
-        return Summary(
-            self.out,
-            self.total,
-            computed,
-            failures,
-            skipped,
-            damaged,
-            time.monotonic() - begun,
-            frame.reset_index(drop=True),
-        )
+            self._write_record(record, rows)
+            for own in rows.values():
+                own.write()
+        frame = frame.reset_index(drop=True)
+        return Summary(self.out, self.total, todo - len(self.todo), failures, skipped, damaged, seconds, frame)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -261,47 +237,48 @@ class Study:
         rest = [unit for unit in todo if unit not in set(first.values())]
         return [*first.values(), *sorted(rest, key=lambda unit: -self.costs[unit])]
 
-    def _work(
-        self, rows: Mapping[str, Rows], backend: str, workers: int | None, record: dict[str, Any], show: bool
-    ) -> dict[Unit, str]:
+    def _work(self, rows: Mapping[str, Rows], backend: str, workers: int | None, show: bool) -> dict[Unit, str]:
         """Compute and store; returns what failed. ``todo`` is what is left."""
         failures: dict[Unit, str] = {}
-        texts: list[str] = []
         open_units = list(self.todo)
         with _Bar(sum(self.costs[unit] for unit in self.todo), self, show) as bar:
-            for attempt in range(ATTEMPTS):
+            for left in reversed(range(ATTEMPTS)):
                 try:
                     for unit, found in self._outcomes(open_units, backend, workers):
                         open_units.remove(unit)
-                        failure = found if isinstance(found, str) else ""
-                        if not isinstance(found, str):
-                            label = {"data": self.labels[unit.dataset], **_provenance()}
-                            label["fingerprint"] = self.protocols[unit.protocol].fingerprint(unit.family)
-                            try:
-                                rows[unit.protocol].add([{**row, **label} for row in found])
-                                self.todo.remove(unit)
-                            except BenchError as error:
-                                if isinstance(error.__cause__, OSError):  # the disk, not the rows
-                                    raise BenchError(f"{error}; {self.safe} of {self.total} units are safe") from error
-                                failure = str(error)
+                        failure = found if isinstance(found, str) else self._store(rows[unit.protocol], unit, found)
                         if failure:
-                            failures[unit] = failure.strip().splitlines()[-1]
-                            texts.append(f"{unit.family} on {unit.dataset}, protocol {unit.protocol}\n{failure}\n")
-                            write_whole(self.out / "failures.txt", "\n".join(texts).encode())
-                        bar.advance(
-                            self.costs[unit], failure and f"failed: {texts[-1].splitlines()[0]}: {failures[unit]}"
-                        )
+                            failures[unit] = failure
+                            said = [
+                                f"{u.family} on {u.dataset}, protocol {u.protocol}\n{f}" for u, f in failures.items()
+                            ]
+                            write_whole(self.out / "failures.txt", "\n\n".join(said).encode())
+                            bar.say(f"failed: {unit.family} on {unit.dataset}: {_last_line(failure)}")
+                        bar.advance(self.costs[unit])
                     break
                 except BrokenProcessPool as error:  # finished units are stored; the others are begun anew
-                    bar.say(f"a worker process died ({attempt + 1} of {ATTEMPTS})")
-                    if attempt + 1 == ATTEMPTS:
+                    bar.say(f"a worker process died; {left} attempts are left")
+                    if not left:
                         raise BenchError(
                             f"worker processes keep dying, of lack of memory perhaps; {self.safe} of {self.total} "
                             "units are safe: run the same command again with fewer --workers"
                         ) from error
         if not failures:
             (self.out / "failures.txt").unlink(missing_ok=True)
-        return failures
+        return {unit: _last_line(failure) for unit, failure in failures.items()}
+
+    def _store(self, rows: Rows, unit: Unit, found: Sequence[Mapping[str, Any]]) -> str:
+        """Store the rows of a unit; returns what is wrong with them."""
+        label = {"data": self.labels[unit.dataset], "finished_at": _now(), **_provenance()}
+        label["fingerprint"] = self.protocols[unit.protocol].fingerprint(unit.family)
+        try:
+            rows.add([{**row, **label} for row in found])
+        except BenchError as error:
+            if isinstance(error.__cause__, OSError):  # the disk, not the rows
+                raise BenchError(f"{error}; {self.safe} of {self.total} units are safe") from error
+            return str(error)
+        self.todo.remove(unit)
+        return ""
 
     def _outcomes(self, units: Sequence[Unit], backend: str, workers: int | None) -> Iterator[tuple[Unit, Any]]:
         archive = str(self.source.path.resolve()) if isinstance(self.source, Archive) else None
@@ -322,9 +299,9 @@ class Study:
 
     def _record(self, skipped: Mapping[str, str], damaged: Mapping[str, str]) -> dict[str, Any]:
         """``settings.json``: what was asked for, with what."""
-        record = {
+        return {
             "command": self.command,
-            **{key: value for key, value in _provenance().items() if key != "finished_at"},
+            **_provenance(),
             "protocols": {
                 name: {"fingerprints": {f: p.fingerprint(f) for f in self.families}, "settings": asdict(p)}
                 for name, p in self.protocols.items()
@@ -342,12 +319,17 @@ class Study:
             "started_at": _now(),
             "finished_at": None,
         }
-        self._write_record(record)
-        return record
 
-    def _write_record(self, record: Mapping[str, Any]) -> None:
+    def _write_record(self, record: Mapping[str, Any], rows: Mapping[str, Rows]) -> None:
+        for name, own in rows.items():  # paths are of no use elsewhere
+            own.settings = {key: value for key, value in record.items() if key not in ("command", "source")}
+            own.settings["protocols"] = {name: record["protocols"][name]}
         text = json.dumps(record, indent=2, default=str, ensure_ascii=False)
         write_whole(self.out / "settings.json", text.encode() + b"\n")
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
 
 
 class _Bar:
@@ -356,14 +338,8 @@ class _Bar:
     def __init__(self, total: float, study: Study, show: bool) -> None:
         self.study, self.last = study, time.monotonic()
         console = Console(stderr=True, quiet=not show)
-        self.bar = Progress(
-            BarColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        columns = BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn()
+        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self.task = self.bar.add_task(self._text(), total=total or 1.0)
 
     def __enter__(self) -> _Bar:
@@ -378,23 +354,20 @@ class _Bar:
         return f"{self.study.safe} of {self.study.total} units"
 
     def say(self, text: str) -> None:
-        """Say something without spoiling the bar."""
         self.bar.console.print(f"ldlt: {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def advance(self, cost: float, message: str) -> None:
-        """A unit was finished, or failed with a message."""
+    def advance(self, cost: float) -> None:
+        """A unit is done with."""
         self.bar.update(self.task, advance=cost, description=self._text())
-        if message:
-            self.say(message)
         if self.bar.disable and time.monotonic() - self.last > LINES:
             self.last = time.monotonic()
             self.say(self._text())
 
 
 @contextlib.contextmanager
-def _backend(name: str, address: str | None) -> Iterator[None]:
-    """Make a backend known to joblib, connected to its cluster."""
-    if name == "ray":
+def cluster(backend: str, address: str | None = None) -> Iterator[None]:
+    """Make a backend known to joblib, connected to its cluster; by default one that is started on this machine."""
+    if backend == "ray":
         try:
             import ray  # noqa: PLC0415
             from ray.util.joblib import register_ray  # noqa: PLC0415
@@ -409,7 +382,7 @@ def _backend(name: str, address: str | None) -> Iterator[None]:
         finally:
             if ours:
                 ray.shutdown()
-    elif name == "dask":
+    elif backend == "dask":
         try:
             from distributed import Client  # noqa: PLC0415
         except ImportError as error:
@@ -425,43 +398,55 @@ def _dataset(archive: str | None, name: str) -> Dataset:
     return (Embedded() if archive is None else Archive(archive)).load(name)
 
 
-def _compute(
-    compute: Compute, unit: Unit, protocol: Protocol, archive: str | None, seeds: Sequence[int], parent: int
-) -> tuple[Unit, list[dict[str, Any]] | str]:
-    """Rows of a unit, or the text of what it raised; one thread, whoever computes: all give the same numbers."""
+def call_alone(parent: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns with one thread, whoever computes: all give the same numbers."""
     if os.getpid() != parent and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return unit, compute(unit, protocol, _dataset(archive, unit.dataset), seeds)
-    except Exception:
-        return unit, traceback.format_exc()
+        return function(*arguments)
     finally:
         torch.set_num_threads(threads)
 
 
-def read_settings(out: str | Path) -> dict[str, Any]:
-    """``settings.json`` of a folder, or nothing if it is not there or cannot be read."""
+def _compute(
+    compute: Compute, unit: Unit, protocol: Protocol, archive: str | None, seeds: Sequence[int], parent: int
+) -> tuple[Unit, list[dict[str, Any]] | str]:
+    """Rows of a unit, or the text of what it raised."""
     try:
-        content = json.loads((Path(out) / "settings.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return unit, call_alone(parent, lambda: compute(unit, protocol, _dataset(archive, unit.dataset), seeds))
+    except Exception:
+        return unit, traceback.format_exc()
 
 
+@cache
 def _provenance() -> dict[str, str]:
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         processor = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), processor)
     return {
+        "commit": _commit(),
         "ldlt_version": __version__,
         "torch_version": torch.__version__,
         "numpy_version": np.__version__,
         "python_version": sys.version.split()[0],
         "machine": f"{processor}, 1 thread",
-        "finished_at": _now(),
     }
+
+
+def _commit() -> str:
+    """Commit of these sources, with a plus sign if they were changed; empty where there is none."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head, changed = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--", "../.."])
+        )
+        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head + "+" * bool(changed) if tracked.returncode == 0 else ""
 
 
 def _now() -> str:

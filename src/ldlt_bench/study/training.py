@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +31,8 @@ __all__ = ["Folds", "Net", "Score", "Stack", "Trainer", "margin_loss", "score"]
 class Score:
     """What a model achieves.
 
-    Attributes:
-        metrics: ``accuracy`` and the columns of ``RADII``: share of rows that are right, and certified beyond a radius.
-        curve: The same at the radii of ``CURVE``.
-        radius: Mean over all rows of the certified radius, at most 1, of those that are right.
+    Shares of rows that are right, and right with a margin: ``accuracy`` and the columns of ``RADII``, and at the radii
+    of ``CURVE``; the mean over all rows of the certified radius, at most 1, of those that are right.
     """
 
     metrics: dict[str, float]
@@ -132,15 +131,8 @@ class Stack:
             return self._programs[key](*inputs)
 
 
-@dataclass(frozen=True)
-class Net:
-    """Who a row of the stack is.
-
-    Attributes:
-        fold: 0 .. 3.
-        seed: Seed of start values and batches.
-        candidate: Index of the protocol's candidate.
-    """
+class Net(NamedTuple):
+    """Who a row of the stack is: its fold, its seed, the index of the protocol's candidate."""
 
     fold: int
     seed: int
@@ -192,16 +184,9 @@ class Folds:
 
     def validation(self, folds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Rows (n, v) and mask (n, v) of the validation rows of several folds, filled up to the longest."""
-        return self._filled([self.splits[f].validation + self.position[f] * self.rows for f in folds])
-
-    @staticmethod
-    def _filled(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-        longest = max(len(r) for r in rows)
-        index = np.zeros((len(rows), longest), dtype=np.int64)
-        mask = np.zeros((len(rows), longest), dtype=bool)
-        for i, r in enumerate(rows):
-            index[i, : len(r)], mask[i, : len(r)] = r, True
-        return torch.from_numpy(index), torch.from_numpy(mask)
+        rows = [torch.from_numpy(self.splits[f].validation + self.position[f] * self.rows) for f in folds]
+        index = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+        return index.clamp_min(0), index >= 0
 
     def part(self, fold: int, which: str) -> tuple[Tensor, Tensor]:
         """Features and labels of the ``train``, ``validation`` or ``test`` rows of a fold."""
@@ -227,17 +212,25 @@ class Trainer:
         folds: The data.
         protocol: How to train.
         together: Number of networks that run as one program.
+        rate: Step sizes are this many times as large as those of the protocol.
     """
 
     def __init__(
-        self, stack: Stack, starts: Tensor, nets: Sequence[Net], folds: Folds, protocol: Protocol, together: int
+        self,
+        stack: Stack,
+        starts: Tensor,
+        nets: Sequence[Net],
+        folds: Folds,
+        protocol: Protocol,
+        together: int,
+        rate: float = 1.0,
     ) -> None:
         self.stack, self.nets, self.folds, self.protocol, self.together = stack, nets, folds, protocol, together
         n = len(nets)
         losses = [LOSSES[protocol.candidates[net.candidate].loss] for net in nets]
         self.flat = starts.clone()
         self.first, self.second = torch.zeros_like(starts), torch.zeros_like(starts)
-        self.rate = torch.tensor([protocol.candidates[net.candidate].learning_rate for net in nets]).to(starts)
+        self.rate = rate * torch.tensor([protocol.candidates[net.candidate].learning_rate for net in nets]).to(starts)
         self.offset = torch.tensor([loss.offset for loss in losses]).to(starts)
         self.temperature = torch.tensor([loss.temperature for loss in losses]).to(starts)
         self.best = starts.clone()

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ldlt_bench.data import FOLDS, Dataset
+from ldlt_bench.paper import AsPrintedResidual, violation
 from ldlt_bench.study.family import find_family
-from ldlt_bench.study.models import build, flatten, load
+from ldlt_bench.study.models import Model, build, flatten, load
 from ldlt_bench.study.protocol import Protocol, network_width
 from ldlt_bench.study.training import Folds, Net, Stack, Trainer
 
 __all__ = ["Unit", "estimate_cost", "run_unit", "together"]
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One piece of work.
-
-    Attributes:
-        protocol: Name of the protocol.
-        dataset: Name of the data set.
-        family: Name of the family.
-    """
+class Unit(NamedTuple):
+    """One piece of work: names of a protocol, a data set and a family."""
 
     protocol: str
     dataset: str
@@ -63,15 +57,16 @@ def run_unit(unit: Unit, protocol: Protocol, dataset: Dataset, seeds: Sequence[i
     classes, features = len(dataset.classes), dataset.columns
     width = network_width(features, classes)
     pairs = [(fold, seed) for seed in seeds for fold in range(FOLDS)]
+    start, rates = protocol.start(unit.family), [candidate.learning_rate for candidate in protocol.candidates]
     models = [
-        build(unit.family, features, width, protocol.depth, classes, start_seed(dataset.name, *pair), protocol.start)
+        build(unit.family, features, width, protocol.depth, classes, start_seed(dataset.name, *pair), start)
         for pair in pairs
     ]
     starts = dict(zip(pairs, map(flatten, models), strict=True))
     nets = [Net(*pair, candidate) for pair in pairs for candidate in range(len(protocol.candidates))]
     model = models[0]
     matrix = torch.stack([starts[net.fold, net.seed] for net in nets])
-    trainer = Trainer(Stack(model), matrix, nets, folds, protocol, together(width))
+    trainer = Trainer(Stack(model), matrix, nets, folds, protocol, together(width), start.rate)
     survivors = trainer.run()
     rows = []
     for index in survivors:
@@ -99,9 +94,11 @@ def run_unit(unit: Unit, protocol: Protocol, dataset: Dataset, seeds: Sequence[i
                 "bound": model.bound(),
                 "rigorous": False,
                 "certified": model.certified,
+                "violation": math.nan if model.certified else _violation(model),
                 "epochs": int(trainer.epochs[index]),
                 "best_epoch": int(trainer.best_epoch[index]),
-                "learning_rate": candidate.learning_rate,
+                "learning_rate": start.rate * candidate.learning_rate,
+                "edge": (candidate.learning_rate == max(rates)) - (candidate.learning_rate == min(rates)),
                 "loss": candidate.loss,
                 "batch_size": folds.batch,
                 "validation_score": validation.rank[0],
@@ -119,6 +116,12 @@ def run_unit(unit: Unit, protocol: Protocol, dataset: Dataset, seeds: Sequence[i
     return [{**row, **spent} for row in rows]
 
 
+def _violation(model: Model) -> float:
+    """Largest slope of a refuted construction that a search finds, in units of the bound it claims."""
+    assert isinstance(model.module, AsPrintedResidual)
+    return violation(model.module, starts=32, steps=50, radius=1.0).ratio
+
+
 def start_seed(dataset: str, fold: int, seed: int) -> int:
     """Seed of the start values: a function of data set, fold and seed, the same for all families and settings."""
     digest = hashlib.sha256(f"start/{dataset}/{fold}/{seed}".encode()).digest()
@@ -134,7 +137,8 @@ def estimate_cost(unit: Unit, protocol: Protocol, rows: int, columns: int, class
     width = network_width(columns, classes)
     steps = protocol.steps(rows // 2)
     family = find_family(unit.family)
-    other = family.has_start and protocol.start.contraction_of(family) != "cholesky"
+    contraction = family.contraction or protocol.start(unit.family).contraction
+    other = family.form and contraction != "cholesky"
     step = 1e-11 * family.cost * (_OTHER_CONTRACTION if other else 1.0) * width**2 * (width + 3000)
     row = 7e-11 * width * (columns + protocol.depth * width + 500)
     total, start, candidates = 0.4, 0, len(protocol.candidates)
