@@ -37,7 +37,7 @@ def phases(shape: tuple[int, ...], cells: Cells) -> tuple[int, ...]:
 
 def local(shape: tuple[int, ...], cells: Cells) -> int:
     """Number of local features of a tensor (c, *spatial)."""
-    return shape[0] * math.prod(phases(shape, cells))
+    return math.prod(shape) if cells is None else shape[0] * math.prod(phases(shape, cells))
 
 
 def to_cells(x: Tensor, cells: tuple[int, ...]) -> Tensor:
