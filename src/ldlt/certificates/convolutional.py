@@ -1,6 +1,6 @@
 """The search problem of a convolutional network: one multiplier per channel, block-diagonal over frequencies.
 
-:class:`ldlt.certificates.torus.TorusNetwork` gives the maps, :class:`ldlt.certificates.covariance.Covariance`
+:class:`ldlt.certificates.torus.TorusNetwork` gives the maps, :class:`ldlt.covariance.Covariance`
 eliminates: in batches of frequencies as long as images are live, on the coarsest grid that any of them needs, and as
 one real matrix from the first vector on. So the searches of :mod:`ldlt.certificates.solve` and
 :mod:`ldlt.certificates.large` run as they are.
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ldlt.certificates.covariance import Covariance, Read, mean_diagonal
 from ldlt.certificates.problem import Layer, Problem
 from ldlt.certificates.torus import Site, Step, TorusNetwork, refined
+from ldlt.covariance import Covariance, Read, mean_diagonal
 
 __all__ = ["TorusProblem"]
 

@@ -1,7 +1,7 @@
 r"""The best multipliers of large, deep or uncoupled networks: L-BFGS on a smooth function of one elimination.
 
 Variables are ``θ = log(D / diag T)``, ``D = (2r²Λ)^{-1}``, with ``T`` the covariance of what the activation reads (see
-:mod:`ldlt.certificates.covariance`): a change in one layer leaves the later ones as feasible as they were, and rescaled
+:mod:`ldlt.covariance`): a change in one layer leaves the later ones as feasible as they were, and rescaled
 neurons change nothing. The objective is
 
 .. math:: \tfrac1p\log\sum_i λ_i(M)^p - \tfrac{β}{n}\sum_{\text{layers}} \log\det(I - D^{-1}T) ,
@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ldlt.certificates.covariance import mean_diagonal, smooth_maximum
 from ldlt.certificates.problem import Layer, Problem
+from ldlt.covariance import mean_diagonal, smooth_maximum
 
 __all__ = ["descend"]
 

@@ -8,7 +8,7 @@ dictionaries *block → matrix*, without the blocks that are zero. The inequalit
     ℓ^2\|x\|^2 + \sum_i 2\bigl(\|w_i - c_iv_i\|^2_{\Lambda_i} - r_i^2\|v_i\|^2_{\Lambda_i}\bigr) - \|y\|^2 \ge 0 .
 
 Scaling ``ℓ²`` and ``Λ`` together, multipliers *for an input of unit weight* (``ℓ = 1`` in the first term) prove the
-bound ``ℓ² = λ_max(B G B')`` of :mod:`ldlt.certificates.covariance`.
+bound ``ℓ² = λ_max(B G B')`` of :mod:`ldlt.covariance`.
 
 Neurons that are exactly linear (radius 0, in a region where a local bound is wanted) and neurons whose pre-activation
 does not depend on the input are no variables: ``w = c v`` is put in instead. For neurons that are nearly linear
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.certificates.covariance import Covariance
 from ldlt.certificates.local import Rows, doubles, global_slopes, nonzero, push
+from ldlt.covariance import Covariance
 from ldlt.errors import OptionError, ShapeError
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
 

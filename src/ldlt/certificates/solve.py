@@ -37,8 +37,8 @@ import torch
 from torch import Tensor
 
 from ldlt.certificates import large
-from ldlt.certificates.covariance import mean_diagonal
 from ldlt.certificates.problem import Layer, Problem
+from ldlt.covariance import mean_diagonal
 from ldlt.errors import InfeasibleError, OptionError
 
 __all__ = ["DENSE_COORDINATES", "SMALLEST", "TOLERANCE", "Solution", "Step", "bound_of", "minimise", "product"]
