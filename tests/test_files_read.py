@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
+import random
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ ort = pytest.importorskip("onnxruntime")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
+import ldlt  # noqa: E402
 from ldlt.activations import slope_bounds  # noqa: E402
 from ldlt.errors import LdltError, MissingExtraError, OnnxError, OptionError  # noqa: E402
 from ldlt.files import OnnxLimits, read_onnx  # noqa: E402
@@ -546,6 +548,7 @@ REFUSALS: list[tuple[str, str, dict[str, np.ndarray], tuple[Any, ...], dict[str,
     ("Gemm", "x w", {"w": W}, ("n", 4), {"alpha": 1}),
     ("Gemm", "x", {}, ("n", 4), {}),
     ("Relu", "x x", {}, ("n", 4), {}),
+    ("Sum", "x x _", {}, ("n", 4), {}),
     ("Add", "x c", {"c": floats(3, 4)}, (3, 4), {}),
     ("Add", "x c", {"c": floats(1, 1, 4)}, ("n", 4), {}),
     ("Add", "x c", {"c": ints(1, 2, 3, 4)}, ("n", 4), {}),
@@ -665,6 +668,11 @@ STRUCTURE: list[tuple[str, Any]] = [
     ("If node 'the_If': branches and loops", _branch),
     ("operator set 99 is not known", lambda m: _set(m.opset_import[0], version=99)),
     ("operator set None", lambda m: m.ClearField("opset_import")),
+    ("operator set None", lambda m: m.opset_import.add(domain="ai.onnx", version=7)),
+    ("newer package", lambda m: _set(m, ir_version=99)),
+    ("is declared as INT64", lambda m: _set(m.graph.output[0].type.tensor_type, elem_type=7)),
+    ("is declared as FLOAT", lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, ["n", 9]))),
+    ("is declared as FLOAT", lambda m: m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, ["n"]))),
     ("no graph", lambda m: m.ClearField("graph")),
     ("exactly one input is expected, there are 0", lambda m: m.graph.ClearField("input")),
     ("exactly one output is expected, there are 0", lambda m: m.graph.ClearField("output")),
@@ -760,12 +768,6 @@ def test_limits():
             OnnxLimits(nodes=wrong)  # type: ignore[arg-type]
 
 
-def test_error_class():
-    assert issubclass(OnnxError, LdltError)
-    assert issubclass(OnnxError, ValueError)
-    assert str(pickle.loads(pickle.dumps(OnnxError("a")))) == "a"
-
-
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtraError, match="ldlt\\[files\\]"):
@@ -777,15 +779,12 @@ def test_without_the_package(monkeypatch):
 
 def refused_or_right(data: bytes) -> bool:
     """Whether the file is accepted; if so, and onnxruntime accepts it too, the outputs are the same."""
-    started = time.perf_counter()
     try:
         network = read_onnx(data, limits=OnnxLimits(elements=2**20, features=2**14))
     except OnnxError as error:
         if str(error).startswith("unforeseen"):  # the net below all checks; nothing should fall into it
             raise
         return False
-    finally:
-        assert time.perf_counter() - started < 5
     x = torch.randn(1, *network.input_shape, dtype=next(network.module.parameters(), torch.empty(0)).dtype)
     with torch.no_grad():
         found = network.module(x)
@@ -831,7 +830,7 @@ def test_random_bytes(data):
 
 @pytest.mark.parametrize("data", SEEDS)
 def test_truncations(data):
-    for cut in range(0, len(data), 1):
+    for cut in range(len(data)):
         refused_or_right(data[:cut])
 
 
@@ -852,6 +851,72 @@ def test_changed_bytes(seed, changes):
 def test_spliced_bytes(data, place, extra, dropped):
     place %= len(data)
     refused_or_right(data[:place] + extra + data[place + dropped :])
+
+
+def parts_of(message):
+    """Every field of a message and of those inside, as (message, field)."""
+    for field, value in message.ListFields():
+        yield message, field
+        if field.type == field.TYPE_MESSAGE:
+            for inner in value if isinstance(value, Sequence) else [value]:
+                yield from parts_of(inner)
+
+
+def mutated(data, draw):
+    """A file with one field changed, dropped, repeated, or taken from another place."""
+    found = onnx.ModelProto.FromString(data)
+    owner, field = draw.choice(list(parts_of(found)))
+    value = getattr(owner, field.name)
+    many = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    deed = draw.randrange(4)
+    if deed == 0:
+        owner.ClearField(field.name)
+    elif field.type == field.TYPE_MESSAGE:
+        one = draw.choice(list(value)) if many else value
+        others = [one, *(m for m, _ in parts_of(found) if m.DESCRIPTOR is one.DESCRIPTOR)]
+        value.append(one) if many and deed == 1 else one.CopyFrom(draw.choice(others))
+    else:
+        one = draw.choice(list(value)) if many else value
+        new = {
+            int: [0, 1, -1, 2, 7, 11, 2**31 - 1, -(2**31)],
+            float: [0.0, -1.0, 1e30, float("nan"), float("inf")],
+            str: ["", "x", "y", "h", "Relu", "Gemm", "ldlt", "\0"],
+            bytes: [b"", b"\0", bytes(one)[:-1] if isinstance(one, bytes) else b"", b"\xff" * 4],
+        }[type(one)]
+        changed = draw.choice(new)
+        if field.type == field.TYPE_INT64:
+            changed = draw.choice([changed, 2**62, -(2**63), one + 1])
+        with contextlib.suppress(ValueError):  # not every number is one that protobuf lets through
+            if many and deed == 1:
+                value.append(changed)
+            elif many:
+                value[draw.randrange(len(value))] = changed
+            else:
+                setattr(owner, field.name, changed)
+    return found.SerializeToString()
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 11))])
+def test_changed_fields(part):
+    draw = random.Random(part)
+    for _ in range(1000):
+        data = draw.choice(FILES)
+        for _ in range(draw.choice([1, 1, 2])):
+            data = mutated(data, draw)
+        refused_or_right(data)
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_changed_fields_of_a_file_with_a_certificate(count, tmp_path):
+    """It is refused, or nothing that matters was changed."""
+    torch.manual_seed(0)
+    path = ldlt.save(ldlt.nn.FeedForward(4, [6], 3, activation=ldlt.activations.MaxMin), tmp_path / "net.onnx")
+    whole, stated, draw = path.read_bytes(), ldlt.verify(path), random.Random(count)
+    for _ in range(count):
+        path.write_bytes(mutated(whole, draw))
+        with contextlib.suppress(LdltError):
+            found = ldlt.verify(path)
+            assert (found.bound, found.fingerprint) == (stated.bound, stated.fingerprint)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=6), st.sampled_from(["w", "x"]))
@@ -901,10 +966,8 @@ def test_many_small_parts_are_refused_before_parsing():
         prefix.append(size & 0x7F | 0x80)
         size >>= 7
     prefix.append(size)
-    started = time.perf_counter()
     with pytest.raises(OnnxError, match="more than 1000000 entries"):
         read_onnx(bytes(prefix) + body)
-    assert time.perf_counter() - started < 10
 
 
 def test_deep_nesting_is_refused_before_parsing():
@@ -948,7 +1011,5 @@ def test_empty_constants_cannot_carry_sizes():
 
 def test_long_chain():
     chain = [node("Neg", "x" if i == 0 else f"h{i - 1}", f"h{i}") for i in range(3000)]
-    started = time.perf_counter()
     network = read_onnx(raw(chain, {}, outputs=("h2999",)))
     assert torch.equal(network.module(torch.ones(1, 4)), torch.ones(1, 4))
-    assert time.perf_counter() - started < 10

@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,6 +47,7 @@ SHOWN_OUTPUTS = 64
 """Up to this many outputs the constants of all pairs are printed for machines."""
 
 _INTERRUPTED, _PIPE_CLOSED = 130, 141
+_DEPTH = 2  # hidden layers
 _SHOWN = 6  # entries of a list
 
 
@@ -98,6 +98,13 @@ class Commands(TyperGroup):
         """The command that is called."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, Elsewhere) else command, rest
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """The arguments, read; Ctrl-C ends that, too."""
+        try:
+            return super().make_context(*args, **options)
+        except KeyboardInterrupt:
+            raise typer.Exit(_say("interrupted", _INTERRUPTED)) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; what it returns is the exit code."""
@@ -245,8 +252,8 @@ def train(
         _opt("Of a regression: Lipschitz constant on standardised columns; found if not given.", _POSITIVE),
     ] = None,
     balanced: Annotated[bool, typer.Option("--balanced", help="All classes weigh the same, also rare ones.")] = False,
-    width: Annotated[int, _opt("Neurons per hidden layer.", min=1)] = 128,
-    depth: Annotated[int, _opt("Hidden layers.", min=1)] = 2,
+    width: Annotated[int | None, _opt("Neurons per hidden layer; by the number of rows if not given.", min=1)] = None,
+    depth: Annotated[int, _opt("Hidden layers.", min=1)] = _DEPTH,
     epochs: Annotated[int | None, _opt("Passes over the rows.", min=1)] = None,
     patience: Annotated[int | None, _opt("Stop after so many epochs without progress.", min=1)] = None,
     seed: Annotated[int, _opt("Of everything random.", min=0, max=2**32 - 1)] = 0,
@@ -280,7 +287,9 @@ def train(
     if bound is not None and not regression:
         raise typer.BadParameter("--bound is for a regression; for classes say how far they shall be robust: --radius")
     rows, test = tables.split(table, test_share, seed)
-    options: dict[str, Any] = {"hidden": (width,) * depth, "random_state": seed}
+    options: dict[str, Any] = {"random_state": seed}
+    if width is not None or depth != _DEPTH:
+        options["hidden"] = (width or 128,) * depth
     given = {"radius": radius, "bound": bound, "epochs": epochs, "class_weight": "balanced" if balanced else None}
     options |= {name: value for name, value in given.items() if value is not None}
     if patience is not None:
@@ -662,27 +671,20 @@ def _done(facts: Mapping[str, Any], begin: float, machine: bool) -> int:
 
 def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Names and values for people, without what is not known; bounds are rounded up, radii down."""
+    from ldlt.files.card import ceiling, floor  # noqa: PLC0415
+
     for name, value in facts.items():
         label = prefix + name.replace("_", " ")
         if isinstance(value, Mapping):
             yield from _rows(value, f"{label} ")
         elif isinstance(value, float) and name.endswith(("bound", "per_unit", "radius")):
-            direction = ROUND_FLOOR if name.endswith("radius") else ROUND_CEILING
-            yield label, "none" if not math.isfinite(value) else _rounded(value, direction)
+            rounded = floor(value, 9) if name.endswith("radius") else ceiling(value)
+            yield label, rounded if math.isfinite(value) else "none"
         elif name not in ("notes", "pair_bounds") and str(value) not in ("", "None", "nan"):
             values = value if isinstance(value, list) else [value]
             texts = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values[:_SHOWN]]
             text = ", ".join(texts) + ", …" * (len(values) > _SHOWN)
             yield label, {"True": "yes", "False": "no"}.get(text, text)
-
-
-def _rounded(value: float, direction: str) -> str:
-    """A number in few digits, rounded in a direction.
-
-    >>> _rounded(1 / 3, ROUND_CEILING), _rounded(2.0, ROUND_FLOOR)
-    ('0.333333334', '2')
-    """
-    return format(Context(prec=9, rounding=direction).create_decimal_from_float(value), "g")
 
 
 def _json(data: Any) -> str:

@@ -54,27 +54,16 @@ _Option = bool | int | float | str | list[int] | None
 
 
 class Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The description of a function.
+    """The description of a function."""
 
-    Attributes:
-        activation: Module and name of its class.
-        options: Arguments of the class.
-        shape: Shape of its input.
-        double: Whether it computes in float64.
-    """
-
-    activation: str
-    options: dict[str, _Option]
-    shape: list[int]
+    activation: str  # module and name of its class
+    options: dict[str, _Option]  # arguments of the class
+    shape: list[int]  # of its input
     double: bool
 
 
 class Nodes:
-    """Nodes of a function or a graph, in order.
-
-    Args:
-        dtype: Type of the numbers.
-    """
+    """Nodes of a function or a graph, in order, with numbers of a type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -207,8 +196,7 @@ def _sorted(nodes: Nodes, module: nn.Module, x: str, shape: Sequence[int]) -> st
         counts = [shape[0], *split[::2]]
         moved = nodes.put("Transpose", nodes.shaped(x, [shape[0], *split]), perm=order)
         flat = nodes.shaped(moved, [*counts, math.prod(width)])
-        count = nodes.constant([math.prod(width)])
-        ordered = nodes.put("TopK", flat, count, results=2, axis=-1, largest=1)
+        ordered = nodes.put("TopK", flat, nodes.constant([math.prod(width)]), results=2, axis=-1, largest=1)
         back = [0, 1, *(i for j in range(d) for i in (2 + j, 2 + d + j))]
         return nodes.shaped(nodes.put("Transpose", nodes.shaped(ordered, [*counts, *width]), perm=back), shape)
     size = module.group_size if isinstance(module, GroupSort) else 2
@@ -242,13 +230,7 @@ def _saved(module: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> Saved
 
 
 def function_of(name: str, module: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> Any:
-    """The function of an activation.
-
-    Args:
-        name: Its name in the file.
-        module: The activation.
-        shape: Shape of its input.
-        dtype: Type of its input.
+    """The function of an activation of inputs of a shape and a type.
 
     Raises:
         GraphError: Its forward function is not a formula of known operations.
@@ -272,12 +254,7 @@ def function_of(name: str, module: nn.Module, shape: Sequence[int], dtype: torch
 
 
 def recognised(function: Any, shape: Sequence[int], dtype: torch.dtype) -> nn.Module:
-    """The activation that a function of a file is.
-
-    Args:
-        function: The function.
-        shape: Shape of its input.
-        dtype: Type of its input.
+    """The activation that a function of a file is, for inputs of a shape and a type.
 
     Raises:
         SavedModelError: It is not what :func:`function_of` writes for the activation that it describes.

@@ -19,22 +19,17 @@ __all__ = ["Builder", "Node", "Value", "activations_of", "rows"]
 
 _SAMPLES = 4099  # batch size of the tensors without memory on which shapes are found: no axis of a file is likely to be
 
+_VARIADIC = 2**31 - 1  # what ONNX says for any number of inputs
+
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value that depends on the input.
-
-    Attributes:
-        node: Where the program makes it.
-        meta: A tensor without memory, of its shape.
-        dtype: Its type in the file.
-        form: What it is known to be, such as ``("times", value, 2.0)``: parts of an activation that exporters split.
-    """
+    """A value that depends on the input."""
 
     node: fx.Node
-    meta: Tensor
-    dtype: torch.dtype
-    form: tuple[Any, ...] = ()
+    meta: Tensor  # without memory, of its shape
+    dtype: torch.dtype  # in the file
+    form: tuple[Any, ...] = ()  # ("times", value, 2.0) and the like: parts of an activation that exporters split
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,16 +63,7 @@ def _swap(args: Any, kind: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class Builder:
-    """Collects the steps of a network within limits; weights are parameters, other constants buffers.
-
-    Args:
-        shape: Shape of one sample of the input.
-        dtype: Its type in the file.
-        wide: Type of all tensors of the network.
-        batch: Declared batch size, or None.
-        limits: Checked before each allocation.
-        store: Decodes tensors.
-    """
+    """Collects the steps of a network of the type ``wide`` within limits; weights are parameters, others buffers."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, wide: torch.dtype, batch: int | None, limits: OnnxLimits,
@@ -181,15 +167,6 @@ class Node:
     """What a rule sees of a node: the values it reads, and questions about them.
 
     How many inputs an operator has, its attributes and their defaults are what ONNX says of it in the operator set.
-
-    Attributes:
-        label: How messages call it.
-        operator: What it does, such as ``Gemm``.
-        inputs: Values and constants; None for an omitted one.
-        given: Names of attributes that are given.
-        outputs: Number of its outputs.
-        opset: Operator set of the file.
-        build: Where its steps go.
     """
 
     def __init__(
@@ -198,8 +175,6 @@ class Node:
     ) -> None:  # fmt: skip
         self.label, self.operator, self.inputs, self.opset, self.build = label, node.op_type, inputs, opset, build
         self.outputs, self._stem, self._moves = len(node.output), stem, moves
-        while inputs and inputs[-1] is None:
-            inputs.pop()
         attributes, first, most = {}, 1, 2
         if least is None:
             try:
@@ -207,7 +182,10 @@ class Node:
             except Exception as error:
                 raise self.refuse(f"operator set {opset} does not have it") from error
             attributes, first, most = schema.attributes, schema.min_input, schema.max_input
-        if not first <= len(inputs) <= most or any(v is None for v in inputs[:first]):
+        needed = first if most < _VARIADIC else len(inputs)  # of any number of inputs none can be left out
+        while len(inputs) > needed and inputs[-1] is None:
+            inputs.pop()
+        if not first <= len(inputs) <= most or any(v is None for v in inputs[:needed]):
             raise self.refuse(f"{len(inputs)} inputs; expected are {first} to {most}")
         types = {v.dtype for v in inputs if v is not None and v.dtype.is_floating_point}
         if len(types) > 1 and self.operator != "Dropout":

@@ -123,7 +123,8 @@ class _File:
         inputs = _named("inputs", graph.input)
         live = [name for name in inputs if name not in self.constants]  # old files list initialisers as inputs, too
         self.input = _choose("input", live, names.get("input"))
-        self.output = names.get("output") or _choose("output", [info.name for info in graph.output], None)
+        self.outputs = {info.name: info for info in graph.output}
+        self.output = names.get("output") or _choose("output", list(self.outputs), None)
         self.dtype, self.batch, self.shape = _declared(inputs[self.input])
         self.order = self._order({*inputs, *self.constants})
         for index in self.order:
@@ -187,11 +188,30 @@ class _File:
         output = values.get(self.output)
         if not isinstance(output, Value):
             raise OnnxError(f"the output {show(self.output)} does not depend on the input {show(self.input)}")
+        self._check_output(output)
         module = build.finish(output)
-        with torch.no_grad():
-            if not bool(module(torch.zeros(2, *shape, dtype=wide)).isfinite().all()):
-                raise OnnxError("the weights are so large that the output for a zero input is not finite")
+        try:
+            with torch.no_grad():
+                finite = bool(module.forward(torch.zeros(2, *shape, dtype=wide)).isfinite().all())
+        except Exception as error:  # tensors without memory let some sizes pass
+            raise OnnxError(f"sizes in the file do not fit ({' '.join(str(error).split())[:200]})") from error
+        if not finite:
+            raise OnnxError("the weights are so large that the output for a zero input is not finite")
         return OnnxNetwork(module, shape, output.shape, self.input, self.output)
+
+    def _check_output(self, output: Value) -> None:
+        """Refuse a declaration of the output that others may rely on and that is not true."""
+        if self.output not in self.outputs:
+            return
+        said = self.outputs[self.output].type
+        sizes = [d.dim_value if d.WhichOneof("value") == "dim_value" else None for d in said.tensor_type.shape.dim]
+        fits = len(sizes) == output.ndim and all(a in (None, b) for a, b in zip(sizes[1:], output.shape, strict=True))
+        kind = said.tensor_type.elem_type
+        if (kind and LAYOUT.get(kind, (None,))[0] != output.dtype) or (said.tensor_type.HasField("shape") and not fits):
+            raise OnnxError(
+                f"the output {show(self.output)} is declared as {type_name(kind)} {sizes[: MOST_AXES + 1]}, and is "
+                f"{output.dtype} {output.shape} per sample"
+            )
 
     def _run(self, index: int, inputs: list[Value | Tensor | None], build: Builder) -> list[Any]:
         node, label = self.nodes[index], self._label(index)
@@ -272,8 +292,10 @@ def _checked(model: Any) -> int:
     ):
         if found:
             raise OnnxError(f"the file {reason}")
-    versions = {(entry.domain or "ai.onnx"): int(entry.version) for entry in model.opset_import}
-    version = versions.get("ai.onnx")
+    if model.ir_version > onnx_package().IR_VERSION:
+        raise OnnxError(f"the format has version {model.ir_version}: a newer package 'onnx' is needed")
+    versions = {int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")}
+    version = versions.pop() if len(versions) == 1 else None
     newest = min(_NEWEST, onnx_package().defs.onnx_opset_version())
     if version is None or not _OLDEST <= version <= newest:
         raise OnnxError(
