@@ -142,6 +142,13 @@ def regress(seeds: int) -> None:
             print(f"| {name} | {label} | {score:.3f} | {'' if np.isnan(bound) else f'{bound:.2f}'} | {seconds:.1f} |")
 
 
+def large(rows: int, columns: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, columns))
+    y = (x[:, :8] @ rng.normal(size=(8, 7)) + np.abs(x[:, 8:15])).argmax(1)
+    print(f"{rows} x {columns}: {timed(MODELS['default'](0), x, y):.1f} s")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("archive", help="folder or zip file of the data sets")
@@ -149,9 +156,13 @@ if __name__ == "__main__":
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=5_000)
+    parser.add_argument("--large", action="store_true", help="only the time of a fit on 100,000 x 54 made-up numbers")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
+    if given.large:
+        large(100_000, 54)
+        raise SystemExit
     if given.models:
         classify(Archive(given.archive), list(given.sets), given.models, given.seeds, given.rows)
     regress(given.seeds)

@@ -14,9 +14,9 @@ from torch import nn
 import ldlt
 from ldlt import activations, attack, lmi
 from ldlt.certificates import Problem, Region, minimise
-from ldlt.certificates.covariance import Covariance, smooth_maximum
 from ldlt.certificates.local import ranges
 from ldlt.certificates.solve import SMALLEST, bound_of, layerwise, product
+from ldlt.covariance import Covariance, smooth_maximum
 from ldlt.graph.trace import trace
 from random_graphs import RandomGraph
 

@@ -307,4 +307,4 @@ def test_covariances_that_would_be_too_large_are_refused_before_they_are_made():
     """A given map on a large image: three times 64 × 64 inputs, eight channels of 64 × 64 behind it."""
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64 * 64, 2))
     with pytest.raises(ldlt.GraphError, match="circular"):
-        ldlt.Lipschitz(module, input_shape=(3, 64, 64))
+        ldlt.Lipschitz(module, input_shape=(3, 64, 64), convolutions="normalised")

@@ -320,3 +320,56 @@ def test_bounds_that_do_not_fit(options):
 def test_what_is_no_metric(scale):
     with pytest.raises(ldlt.LdltError):
         ldlt.Metric(*scale)
+
+
+class Goal(nn.Module):
+    """A policy whose goal shifts its hidden values by any function."""
+
+    def __init__(self, way: str = "add") -> None:
+        super().__init__()
+        self.way = way
+        self.see, self.aim, self.inner = nn.Linear(4, 8), nn.Linear(2, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, obs, goal):
+        aim = 50 * torch.exp(self.inner(torch.sin(self.aim(goal))))
+        h = torch.relu(self.see(obs) + aim) if self.way == "add" else torch.relu(self.see(obs)) * aim
+        return self.last(h)
+
+
+@pytest.mark.parametrize("dtype", ROOM)
+@pytest.mark.parametrize("kind", KINDS)
+def test_conditions_shift_what_is_bounded_in_the_rest(kind, dtype):
+    torch.manual_seed(0)
+    net = ldlt.Lipschitz(Goal().to(dtype), 2.0, input_shape=SHAPES, conditions=["goal"], head="orthogonal")
+    _set(net, kind)
+    frozen = net.freeze().double()
+    goals = torch.randn(20, 2, dtype=torch.float64)
+    with torch.no_grad():
+        aims = frozen.aim(goals).isfinite().all() and frozen(torch.zeros(20, 4).double(), goals).isfinite().all()
+    if not aims:  # a goal may overflow by the module's own exponential
+        return
+    x = torch.randn(20, 4, dtype=torch.float64)
+    spread = x.repeat_interleave(3, 0).requires_grad_()
+    y = frozen(spread, goals.repeat_interleave(3, 0))
+    (found,) = torch.autograd.grad(y, spread, torch.eye(3, dtype=x.dtype).repeat(20, 1))
+    assert float(torch.linalg.matrix_norm(found.reshape(20, 3, 4), 2).max()) <= 2 * (1 + ROOM[dtype])
+
+
+def test_conditions_are_inputs_of_the_network():
+    torch.manual_seed(0)
+    net = ldlt.Lipschitz(Goal().double(), input_shape=SHAPES, conditions=["goal"])
+    obs, goal = torch.randn(5, 7, 4).double(), torch.randn(5, 7, 2).double()
+    expected = net.freeze()(obs.flatten(0, 1), goal.flatten(0, 1)).unflatten(0, (5, 7))
+    torch.testing.assert_close(net(obs, goal), expected)
+    assert ldlt.certify(net).bound == pytest.approx(1.0, rel=1e-3)
+    (net(obs, goal) ** 2).sum().backward()
+    assert bool(net.module.module.aim.weight.grad.abs().sum() > 0)
+
+
+@pytest.mark.parametrize(
+    ("way", "conditions"), [("times", ["goal"]), ("add", ["aim"]), ("add", ["obs", "goal"]), ("add", [0])]
+)
+def test_conditions_that_are_refused(way, conditions):
+    with pytest.raises(ldlt.LdltError):
+        ldlt.Lipschitz(Goal(way), input_shape=SHAPES, conditions=conditions)

@@ -384,7 +384,7 @@ def test_empty_modules_and_things_that_are_no_module():
         ldlt.nn.FeedForward(3, [0], 2)
 
 
-@pytest.mark.parametrize("x", [[1.0, 2.0, 3.0], None, torch.randn(4), torch.randn(2, 4), torch.randn(2, 3, 1)])
+@pytest.mark.parametrize("x", [[1.0, 2.0, 3.0], None, torch.tensor(1.0), torch.randn(2, 4), torch.randn(2, 3, 1)])
 def test_bad_inputs(x):
     with pytest.raises(ldlt.ShapeError, match="input must"):
         ldlt.nn.FeedForward(3, [4], 2)(x)

@@ -47,6 +47,7 @@ SHOWN_OUTPUTS = 64
 """Up to this many outputs the constants of all pairs are printed for machines."""
 
 _INTERRUPTED, _PIPE_CLOSED = 130, 141
+_DEPTH = 2  # hidden layers
 _SHOWN = 6  # entries of a list
 
 
@@ -251,8 +252,8 @@ def train(
         _opt("Of a regression: Lipschitz constant on standardised columns; found if not given.", _POSITIVE),
     ] = None,
     balanced: Annotated[bool, typer.Option("--balanced", help="All classes weigh the same, also rare ones.")] = False,
-    width: Annotated[int, _opt("Neurons per hidden layer.", min=1)] = 128,
-    depth: Annotated[int, _opt("Hidden layers.", min=1)] = 2,
+    width: Annotated[int | None, _opt("Neurons per hidden layer; by the number of rows if not given.", min=1)] = None,
+    depth: Annotated[int, _opt("Hidden layers.", min=1)] = _DEPTH,
     epochs: Annotated[int | None, _opt("Passes over the rows.", min=1)] = None,
     patience: Annotated[int | None, _opt("Stop after so many epochs without progress.", min=1)] = None,
     seed: Annotated[int, _opt("Of everything random.", min=0, max=2**32 - 1)] = 0,
@@ -286,7 +287,9 @@ def train(
     if bound is not None and not regression:
         raise typer.BadParameter("--bound is for a regression; for classes say how far they shall be robust: --radius")
     rows, test = tables.split(table, test_share, seed)
-    options: dict[str, Any] = {"hidden": (width,) * depth, "random_state": seed}
+    options: dict[str, Any] = {"random_state": seed}
+    if width is not None or depth != _DEPTH:
+        options["hidden"] = (width or 128,) * depth
     given = {"radius": radius, "bound": bound, "epochs": epochs, "class_weight": "balanced" if balanced else None}
     options |= {name: value for name, value in given.items() if value is not None}
     if patience is not None:

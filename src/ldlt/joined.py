@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.check import positive, sample_shape
-from ldlt.errors import BoundError, GraphError, OptionError, ShapeError
+from ldlt.errors import BoundError, GraphError, OptionError, ShapeError, UnsupportedOpError
 from ldlt.evaluation import evaluating, reference
+from ldlt.graph import Graph, Wire
 
 __all__ = ["Joined", "Metric", "Promise", "promised"]
 
@@ -71,6 +72,8 @@ class Joined(nn.Module):
         module: The module; its outputs are a tensor, or a tuple, list or dictionary of tensors (batch, ...).
         shapes: Shapes of its inputs, in order or by name.
         metric: Of the inputs.
+        conditions: Inputs, by number or name, that the map is not a function of but a family over: buffers, which take
+            the place of constants.
 
     Attributes:
         parts: Name of each output (its number, where outputs have none) -> its features among all.
@@ -78,20 +81,29 @@ class Joined(nn.Module):
 
     scale: Tensor
 
-    def __init__(self, module: nn.Module, shapes: Shapes, metric: Metric | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, shapes: Shapes, metric: Metric | None = None, conditions: Sequence[int | str] = ()
+    ) -> None:
         super().__init__()
         self.module = module
         self.names = list(shapes) if isinstance(shapes, Mapping) else None
-        self.shapes = [sample_shape(s) for s in (shapes.values() if isinstance(shapes, Mapping) else shapes)]
+        self.every = [sample_shape(s) for s in (shapes.values() if isinstance(shapes, Mapping) else shapes)]
+        known = list(range(len(self.every))) if self.names is None else self.names
+        if not set(conditions) < set(known):
+            raise OptionError(f"conditions must be some of the inputs {known}, and not all of them, not {conditions!r}")
+        self.conditions = [known.index(c) for c in conditions]  # type: ignore[arg-type]
+        self.shapes = [s for i, s in enumerate(self.every) if i not in self.conditions]
         like = reference(module)
+        for i in self.conditions:
+            self.register_buffer(f"condition_{i}", like.new_zeros(1, *self.every[i]), persistent=False)
         if metric is not None:
             self.register_buffer("scale", metric.flat(self.shapes).to(like))
         self.scaled = metric is not None
         try:
             with evaluating(module), torch.no_grad():
-                found = self._run([torch.zeros(2, *s, dtype=like.dtype, device=like.device) for s in self.shapes])
+                found = self._run([torch.zeros(2, *s, dtype=like.dtype, device=like.device) for s in self.every])
         except Exception as error:
-            raise GraphError(f"the module cannot be run on inputs of shapes {self.shapes}: {error}") from error
+            raise GraphError(f"the module cannot be run on inputs of shapes {self.every}: {error}") from error
         self.kind = type(found)
         tensors = self._tensors(found)
         if not tensors or not all(isinstance(t, Tensor) and t.ndim > 1 for t in tensors.values()):
@@ -117,19 +129,34 @@ class Joined(nn.Module):
             return {str(n): t for n, t in found.items()}
         return {str(i): t for i, t in enumerate(found)} if isinstance(found, (tuple, list)) else {}
 
-    def join(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        """The inputs side by side, in units of the metric (batch, features)."""
+    def join(self, *inputs: Tensor, **named: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The inputs side by side, in units of the metric (..., features), and conditions (batch, ...) by buffer."""
         if named:
             if inputs or self.names is None or set(named) != set(self.names):
-                raise ShapeError(f"the inputs are {self.names or len(self.shapes)}, not {list(named)}")
+                raise ShapeError(f"the inputs are {self.names or len(self.every)}, not {list(named)}")
             inputs = tuple(named[n] for n in self.names)
-        if len(inputs) != len(self.shapes):
-            raise ShapeError(f"the network has {len(self.shapes)} inputs, not {len(inputs)}")
-        for x, shape in zip(inputs, self.shapes, strict=True):
+        if len(inputs) != len(self.every):
+            raise ShapeError(f"the network has {len(self.every)} inputs, not {len(inputs)}")
+        for x, shape in zip(inputs, self.every, strict=True):
             if not isinstance(x, Tensor) or tuple(x.shape[x.ndim - len(shape) :]) != shape or x.ndim < len(shape):
-                raise ShapeError(f"inputs must be of shapes {[('batch', *s) for s in self.shapes]}")
-        z = torch.cat([x.flatten(x.ndim - len(s)) for x, s in zip(inputs, self.shapes, strict=True)], -1)
-        return z / self.scale if self.scaled else z
+                raise ShapeError(f"inputs must be of shapes {[('batch', *s) for s in self.every]}")
+        found = [x.flatten(x.ndim - len(s)) for x, s in zip(inputs, self.every, strict=True)]
+        z = torch.cat([x for i, x in enumerate(found) if i not in self.conditions], -1)
+        given = {f"condition_{i}": inputs[i].reshape(-1, *self.every[i]) for i in self.conditions}
+        return z / self.scale if self.scaled else z, given
+
+    def check(self, graph: Graph) -> None:
+        """Refuse conditions that do more than shift values: the weights would be functions of them.
+
+        Where they only shift, differences of two samples under the same condition do not see them.
+        """
+        given = {f"condition_{i}" for i in self.conditions}
+        for node in graph.nodes:
+            seen = isinstance(node, Wire) and any(given & {*graph.sources(path)} for path in node.constants)
+            if isinstance(node, Wire) and node.role != "sum" and seen:
+                raise UnsupportedOpError(
+                    node.name, "a condition may be added to what depends on the input, not multiply or choose it"
+                )
 
     def restore(self, y: Tensor) -> Any:
         """Features (..., k) as the module's own outputs."""
@@ -143,6 +170,8 @@ class Joined(nn.Module):
         x = z * self.scale if self.scaled else z
         parts = x.split([prod(s) for s in self.shapes], 1) if len(self.shapes) > 1 else [x]
         shaped = [p if len(s) == 1 else p.unflatten(1, s) for p, s in zip(parts, self.shapes, strict=True)]
+        for i in sorted(self.conditions):
+            shaped.insert(i, self.get_buffer(f"condition_{i}"))
         tensors = [t.flatten(1) for t in self._tensors(self._run(shaped)).values()]
         return torch.cat(tensors, 1) if len(tensors) > 1 else tensors[0]
 
@@ -164,8 +193,8 @@ class Promise:
     apart: bool
 
 
-def promised(module: nn.Module, bound: Any, input_shape: Any) -> Promise:
-    """Read the arguments ``bound`` and ``input_shape`` of :class:`ldlt.Lipschitz`."""
+def promised(module: nn.Module, bound: Any, input_shape: Any, conditions: Sequence[int | str] = ()) -> Promise:
+    """Read these arguments of :class:`ldlt.Lipschitz`."""
     metric = bound if isinstance(bound, Metric) else None
     value = bound if metric is None else metric.bound
     several = isinstance(input_shape, Mapping) or (
@@ -173,8 +202,10 @@ def promised(module: nn.Module, bound: Any, input_shape: Any) -> Promise:
     )
     single = isinstance(value, str) or not (isinstance(value, Mapping | Sequence) or getattr(value, "ndim", False))
     joined = None
+    if conditions and not several:
+        raise OptionError("conditions are some of several inputs: pass input_shape as a list of shapes or by name")
     if several or metric is not None or not single or _has_several_outputs(module, sample_shape(input_shape)):
-        joined = Joined(module, input_shape if several else [sample_shape(input_shape)], metric)
+        joined = Joined(module, input_shape if several else [sample_shape(input_shape)], metric, conditions)
     if single or joined is None:
         return Promise(joined, positive("bound", value, BoundError), None, False)
     sizes = {n: prod(s) for n, s in joined.outputs.items()}

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ldlt.activations.law import Bounds, Functions, Joint, Law, Range, piecewise, smooth
-from ldlt.activations.layers import Abs, Atan, Clamp, Cos, GroupSort, MaxMin, Sin, WindowSort
+from ldlt.activations.layers import Abs, Atan, Clamp, Cos, GroupSort, Masked, MaxMin, Sin, WindowSort
 from ldlt.activations.table import TABLE
 from ldlt.errors import GraphError, OptionError, ShapeError, SlopeError
 
@@ -259,6 +259,16 @@ class Sector:
         """Return ``center / radius`` (1 for ReLU)."""
         return self.center / self.radius
 
+    def widened(self) -> Sector:
+        """Return the smallest sector around this one that contains ``w = 0``."""
+        center, radius = torch.as_tensor(self.center), torch.as_tensor(self.radius)
+        both = (center.abs() + radius) / 2
+        apart = center.abs() > radius
+        center, radius = torch.where(apart, both * center.sign(), center), torch.where(apart, both, radius)
+        if isinstance(self.center, Tensor) or isinstance(self.radius, Tensor):
+            return Sector(center, radius, self.group)
+        return Sector(float(center), float(radius), self.group)
+
 
 def sector(module: nn.Module, size: int | None = None) -> Sector:
     """Return the sector of an activation.
@@ -278,6 +288,8 @@ def sector(module: nn.Module, size: int | None = None) -> Sector:
     >>> sector(nn.ReLU()), sector(MaxMin())
     (Sector(center=0.5, radius=0.5, group=None), Sector(center=0.0, radius=1.0, group=2))
     """
+    if isinstance(module, Masked):
+        return Sector(0.5, 0.5) if type(module.inner) is nn.Identity else sector(module.inner, size).widened()
     cls, law = _find(module)
     if cls is not None and law is not None and law.joint is not None:
         group = law.joint.size(module)
@@ -322,6 +334,8 @@ def mixed(module: nn.Module, shape: tuple[int, ...]) -> Tensor | None:
     >>> mixed(MaxMin(), (4,)), mixed(WindowSort((2,)), (1, 4)), mixed(nn.ReLU(), (4,))
     (tensor([0, 0, 1, 1]), tensor([0, 0, 1, 1]), None)
     """
+    if isinstance(module, Masked):
+        return mixed(module.inner, shape)
     law = _find(module)[1]
     if law is None or law.joint is None:
         return None

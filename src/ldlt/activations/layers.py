@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ldlt import check
 from ldlt.errors import OptionError, ShapeError
 
-__all__ = ["Abs", "Atan", "Clamp", "Cos", "GroupSort", "MaxMin", "Sin", "WindowSort"]
+__all__ = ["Abs", "Atan", "Clamp", "Cos", "GroupSort", "Masked", "MaxMin", "Sin", "WindowSort"]
 
 
 class Abs(nn.Module):
@@ -182,3 +182,16 @@ class MaxMin(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         pairs = _groups(input, 2, "MaxMin")
         return (_SortedPairs.apply(pairs) if pairs.requires_grad else _sorted_pairs(pairs)).flatten(1, 2)  # type: ignore[no-untyped-call]
+
+
+class Masked(nn.Module):
+    """An activation of which some entries may be set to zero: its sector is the smallest that contains slope 0, too."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The activation."""
+        found: Tensor = self.inner.forward(x)
+        return found

@@ -44,9 +44,10 @@ from torch import Tensor, nn
 
 from ldlt import lmi
 from ldlt._version import __version__
+from ldlt.certificates.eliminate import on_torus, prove_on_torus
 from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.certificates.local import Region, ranges
-from ldlt.certificates.proof import prove
+from ldlt.certificates.proof import Proof, prove
 from ldlt.engine.network import Lipschitz
 from ldlt.errors import CertificateError, LdltError
 from ldlt.files.replace import write_whole
@@ -241,10 +242,12 @@ def verify(
     outputs = graph[graph.output].features
     if outputs != stated.outputs:
         raise CertificateError(f"the certificate is about {stated.outputs} outputs, the model has {outputs}")
-    proof = prove(graph, model, stated.multipliers, stated.bound, slopes=slopes)
+    proof = _on_torus(graph, model, stated)
+    if proof is None:
+        proof = prove(graph, model, stated.multipliers, stated.bound, slopes=slopes)
     if not proof.holds:
         raise CertificateError(f"the bound {stated.bound:.9g} is stated but cannot be proven: {proof.reason}")
-    if stated.gram is not None:
+    if stated.gram is not None and proof.gram is None:
         directions = prove(graph, model, stated.multipliers, stated.bound, gram=stated.gram, slopes=slopes)
         if not directions.holds:
             raise CertificateError(f"constants of pairs are stated but cannot be proven: {directions.reason}")
@@ -255,6 +258,16 @@ def verify(
         multipliers=proof.multipliers,
         residual=residual_of(graph, model, proof.multipliers, proof.bound, slopes),
     )
+
+
+def _on_torus(graph: Graph, model: nn.Module, stated: Certificate) -> Proof | None:
+    """A proof per frequency, if there is one."""
+    try:
+        network = on_torus(graph, model) if stated.region is None else None
+    except LdltError:
+        return None
+    proof = None if network is None else prove_on_torus(network, stated.multipliers, stated.bound, stated.gram)
+    return proof if proof is not None and proof.holds else None
 
 
 def _carried(source: Any) -> tuple[Certificate, nn.Module]:

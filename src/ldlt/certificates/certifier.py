@@ -16,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from ldlt.certificates.certificate import CERTIFIED, NOT_CERTIFIED, Certificate, require_plain, residual_of
+from ldlt.certificates.convolutional import TorusProblem
+from ldlt.certificates.eliminate import on_torus
 from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.certificates.local import Region, ranges
 from ldlt.certificates.norms import layer_norms
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.proof import LARGEST, Proof, Prover
-from ldlt.certificates.settle import settle, settle_gram
+from ldlt.certificates.settle import settle, settle_gram, settle_on_torus
 from ldlt.certificates.solve import SMALLEST, TOLERANCE, Solution, Step, minimise, product
+from ldlt.certificates.torus import TorusNetwork
 from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.graph import Convolution, Graph, Wire
@@ -58,8 +61,8 @@ def certify(
     Args:
         model: A plain network of the operations that :class:`ldlt.Lipschitz` accepts, such a network itself (its
             ``freeze()`` is certified, with the multipliers it was built with), or an ONNX file. Convolutions of small
-            inputs are treated as matrices. Larger ones leave norms of single layers, a loose bound;
-            ``certificate.method`` then says so, and why.
+            inputs are treated as matrices, larger ones per frequency, with one multiplier per channel. What has neither
+            form leaves norms of single layers, a loose bound; ``certificate.method`` then says so, and why.
         input_shape: Shape of one input, without the batch dimension. Not needed where the model tells.
         method: One of :data:`METHODS`.
         region: Bound the slope between any two points of a ball or box only. Such bounds account for rounding by
@@ -105,14 +108,22 @@ def certify(
     if input_shape is None:
         raise ShapeError("input_shape is needed: the shape of one input, without the batch dimension")
     graph = traced(model, sample_shape(input_shape))
+    end = math.inf if time_limit is None else begin + time_limit
     cause = _too_large(graph)
+    if region is None:
+        try:
+            network = on_torus(graph, model)
+        except GraphError as error:
+            cause = f"{cause}, and {error}" if cause else ""
+        else:
+            if network is not None:
+                return _per_channel(network, method, end, tolerance, progress)
     if cause:
         if region is not None:
             raise GraphError(cause)
         return _unproven(graph, model, layer_norms(graph, model), f"norms of single layers, because {cause}")
     slopes = None if region is None else ranges(graph, model, region).slopes
     problem = Problem.build(graph, model, slopes)
-    end = math.inf if time_limit is None else begin + time_limit
 
     def late() -> bool:
         return time.perf_counter() > end
@@ -137,6 +148,30 @@ def certify(
     if proof.unknown or (region is not None and not proof.holds):
         return _unproven(graph, model, found.bound, f"{label}, unproven: {proof.reason}", region, found.multipliers)
     return _stated(prover, proof, label, region, pairs=not late())
+
+
+def _per_channel(
+    network: TorusNetwork, method: str, end: float, tolerance: float, progress: Callable[[Step], object] | None
+) -> Certificate:
+    """The certificate of a convolutional network, with one multiplier per channel."""
+    graph, model, label = network.graph, network.module, f"{method}, one multiplier per channel"
+    problem = TorusProblem.on(network)
+    try:
+        if method == "product":
+            found = _product(problem)
+        else:
+            left = None if end == math.inf else max(0.0, 0.8 * (end - time.perf_counter()))
+            found = minimise(problem, time_limit=left, tolerance=tolerance, progress=progress)
+    except InfeasibleError as error:
+        return _certificate(graph, model, math.inf, label, reason=str(error))
+    proof, gram = settle_on_torus(network, found.multipliers, found.bound), None
+    if not proof.holds and method != "product":
+        plain = _product(problem)
+        proof = settle_on_torus(network, plain.multipliers, plain.bound)
+    if not proof.holds:
+        return _unproven(graph, model, found.bound, f"{label}, unproven: {proof.reason}", None, found.multipliers)
+    gram = proof.gram if 1 < graph[graph.output].features <= _MOST_OUTPUTS else None
+    return _certificate(graph, model, proof.bound, label, multipliers=proof.multipliers, rigorous=True, gram=gram)
 
 
 def issue(

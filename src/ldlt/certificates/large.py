@@ -1,7 +1,7 @@
 r"""The best multipliers of large, deep or uncoupled networks: L-BFGS on a smooth function of one elimination.
 
 Variables are ``θ = log(D / diag T)``, ``D = (2r²Λ)^{-1}``, with ``T`` the covariance of what the activation reads (see
-:mod:`ldlt.certificates.covariance`): a change in one layer leaves the later ones as feasible as they were, and rescaled
+:mod:`ldlt.covariance`): a change in one layer leaves the later ones as feasible as they were, and rescaled
 neurons change nothing. The objective is
 
 .. math:: \tfrac1p\log\sum_i λ_i(M)^p - \tfrac{β}{n}\sum_{\text{layers}} \log\det(I - D^{-1}T) ,
@@ -18,12 +18,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ldlt.certificates.covariance import smooth_maximum
 from ldlt.certificates.problem import Layer, Problem
+from ldlt.covariance import mean_diagonal, smooth_maximum
 
 __all__ = ["descend"]
 
 _STAGES = ((10, 3.0), (30, 1.0), (30, 0.3), (100, 0.1), (100, 0.03), (300, 0.01), (300, 3e-3), (1000, 3e-4))  # p, β
+_COARSE = ((30, 0.1), (100, 0.01))  # of networks per frequency, whose steps are long
 _LATER = 2  # stage to begin with near an optimum
 _STEPS = 60  # of each stage
 _MEMORY = 20
@@ -41,7 +42,7 @@ class _Objective:
 
     def _scale(self, layer: Layer, spread: Tensor) -> Tensor:
         """``2 r² diag T`` by multiplier: the mean of its group."""
-        return layer.grouped(2 * layer.radius**2 * spread.diagonal(), "mean")
+        return layer.grouped(2 * layer.radius**2 * mean_diagonal(spread), "mean")
 
     def coordinates(self, multipliers: Tensor) -> Tensor:
         """θ of multipliers."""
@@ -60,19 +61,19 @@ class _Objective:
         """The value and the gradient; infinite and zero where ``θ`` is not feasible."""
         nowhere = math.inf, torch.zeros_like(theta)
         free = theta.detach().clone().requires_grad_()
-        parts, chosen = iter(free.split(self.counts)), []
+        chosen: list[Tensor] = []
 
         def choose(layer: Layer, spread: Tensor) -> Tensor:
-            chosen.append((-next(parts)).exp() / self._scale(layer, spread))
+            chosen.append((-free.split(self.counts)[len(chosen)]).exp() / self._scale(layer, spread))
             return chosen[-1]
 
         with torch.enable_grad():
             live, slack = self.problem.covariance(choose)
-            form = live.read(self.problem.output).spread
+            form = self.problem.form(live)
             if not bool(slack.isfinite()) or not bool(form.isfinite().all()):
                 return nowhere
             value = smooth_maximum(form, sharpness) - barrier / self.problem.neurons * slack
-        exact = float(torch.linalg.eigvalsh(form.detach())[-1])
+        exact = float(torch.linalg.eigvalsh(form.detach())[..., -1].max())
         self.stopped = self.report(exact, torch.cat(chosen).detach())
         (gradient,) = torch.autograd.grad(value, free)
         return (float(value.detach()), gradient) if bool(gradient.isfinite().all()) else nowhere
@@ -104,7 +105,8 @@ def descend(
     theta = objective.coordinates(multipliers)
     if not bool(theta.isfinite().all()):
         return "the start is not feasible"
-    for sharpness, barrier in _STAGES[_LATER if near else 0 :]:
+    stages = _COARSE if problem.per_frequency else _STAGES[_LATER if near else 0 :]
+    for sharpness, barrier in stages:
         theta = _stage(objective, theta, sharpness, barrier, stop)
         if objective.stopped:
             return "optimal within the tolerance"
@@ -139,7 +141,7 @@ def _stage(objective: _Objective, theta: Tensor, sharpness: float, barrier: floa
         if product > 1e-12 * float(move.norm() * bend.norm()):
             pairs = [*pairs[1 - _MEMORY :], (move, bend, product)]
         gain, theta, value, gradient = value - after, theta + move, after, there
-        if gain < _PROGRESS / sharpness:
+        if gain < (30 if objective.problem.per_frequency else 1) * _PROGRESS / sharpness:
             break
     return theta
 

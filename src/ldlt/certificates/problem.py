@@ -8,7 +8,7 @@ dictionaries *block → matrix*, without the blocks that are zero. The inequalit
     ℓ^2\|x\|^2 + \sum_i 2\bigl(\|w_i - c_iv_i\|^2_{\Lambda_i} - r_i^2\|v_i\|^2_{\Lambda_i}\bigr) - \|y\|^2 \ge 0 .
 
 Scaling ``ℓ²`` and ``Λ`` together, multipliers *for an input of unit weight* (``ℓ = 1`` in the first term) prove the
-bound ``ℓ² = λ_max(B G B')`` of :mod:`ldlt.certificates.covariance`.
+bound ``ℓ² = λ_max(B G B')`` of :mod:`ldlt.covariance`.
 
 Neurons that are exactly linear (radius 0, in a region where a local bound is wanted) and neurons whose pre-activation
 does not depend on the input are no variables: ``w = c v`` is put in instead. For neurons that are nearly linear
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from ldlt import activations
-from ldlt.certificates.covariance import Covariance
 from ldlt.certificates.local import Rows, doubles, global_slopes, nonzero, push
+from ldlt.covariance import Covariance
 from ldlt.errors import OptionError, ShapeError
 from ldlt.graph import Activation, Affine, Graph, Input, Wire, fold
 
@@ -206,8 +206,19 @@ class Problem:
         live, slack = self.covariance(multipliers)
         if not bool(slack.isfinite()):
             return math.inf
-        form = live.read(self.output).spread
-        return float(torch.linalg.eigvalsh(form)[-1].clamp(min=0.0)) if bool(form.isfinite().all()) else math.inf
+        form = self.form(live)
+        return max(0.0, float(torch.linalg.eigvalsh(form)[..., -1].max())) if bool(form.isfinite().all()) else math.inf
+
+    def form(self, live: Covariance) -> Tensor:
+        """``B G B'`` of the output."""
+        return live.read(self.output).spread
+
+    def norm(self, matrix: Tensor, reader: str | None, block: str, steep: Tensor | None = None) -> float:
+        """Norm of the map from a block to what an activation, or the output, reads, times slopes; or infinity."""
+        matrix = matrix if steep is None else steep[:, None] * matrix
+        return float(torch.linalg.matrix_norm(matrix, 2)) if bool(matrix.isfinite().all()) else math.inf
+
+    per_frequency = False
 
 
 class _Parts:

@@ -35,10 +35,12 @@ from torch import Tensor
 
 from ldlt.certificates.ball import Array, Ball
 from ldlt.certificates.definite import rounding_error, scaled
+from ldlt.certificates.eliminate import eliminate, prove_on_torus
 from ldlt.certificates.enclose import Network
 from ldlt.certificates.proof import Proof, Prover, bordered
+from ldlt.certificates.torus import TorusNetwork
 
-__all__ = ["settle", "settle_gram"]
+__all__ = ["settle", "settle_gram", "settle_on_torus"]
 
 # What is found here must pass on other machines, too, whose rounding errors differ a little.
 _SAFETY = 1.5
@@ -104,6 +106,36 @@ def settle_gram(prover: Prover, proof: Proof) -> Proof:
             if found.holds:
                 return found
     return Proof(False, proof.bound, -math.inf, proof.reason or "no constants of directions could be proven")
+
+
+def settle_on_torus(network: TorusNetwork, multipliers: Mapping[str, Tensor], bound: float) -> Proof:
+    """Prove the smallest bound near a given one per frequency, with constants of output directions.
+
+    The second move first, by growing ε, until the multipliers are feasible beyond rounding; then the first, for which
+    the elimination gives the factor.
+    """
+    depth = len(network.sites)
+    for eps in (0.0, 1e-10, 1e-8, 1e-6, 1e-4):
+        lifted = {s.name: multipliers[s.name] * (1 + eps) ** (depth - i) for i, s in enumerate(network.sites, 1)}
+        ell = bound * (1 + eps) ** (depth / 2)
+        found = eliminate(network, lifted, ell)
+        if found.form is None:
+            continue
+        mid, room = (found.form.mid + found.form.mid.mH) / 2, 1e-9 + 1e-12 * found.form.mid.shape[-1]
+        error = float(found.form.rad.max())
+        square = max(float(torch.linalg.eigvalsh(mid).max()) + error, 1e-300) * (1 + room)
+        last = math.sqrt(square) * (1 + room)
+        scaled = {n: m * (last / ell) ** 2 for n, m in found.multipliers.items()}
+        gram = None
+        if len(mid) == 1:
+            gram = mid[0].real / square
+            top = float(gram.diagonal().max())
+            gram.diagonal().mul_(1 + room).add_(4 * error / square + room * top)
+        for wanted in (gram, None):
+            proof = prove_on_torus(network, scaled, last, wanted)
+            if proof.holds:
+                return proof
+    return Proof(False, bound, -math.inf, found.reason or proof.reason, found.multipliers)
 
 
 def _search(prover: Prover, first: Proof, late: Callable[[], bool]) -> _Moves | None:

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from ldlt.certificates import large
 from ldlt.certificates.problem import Layer, Problem
+from ldlt.covariance import mean_diagonal
 from ldlt.errors import InfeasibleError, OptionError
 
 __all__ = ["DENSE_COORDINATES", "SMALLEST", "TOLERANCE", "Solution", "Step", "bound_of", "minimise", "product"]
@@ -170,7 +171,7 @@ def minimise(
         multipliers = problem.full(SMALLEST**2 * layerwise(problem, _CENTRED))
         return Solution(SMALLEST, multipliers, 0.0, True, "the output does not depend on the input")
     if not problem.layers:
-        norm = _norm(problem.output[problem.input])
+        norm = problem.norm(problem.output[problem.input], None, problem.input)
         if not math.isfinite(norm):
             raise InfeasibleError("the map overflows: weights are too large for float64")
         return Solution(norm, problem.full(torch.empty(0, dtype=torch.float64)), norm, True, "the network is linear")
@@ -205,7 +206,7 @@ def _run(search: _Search, start: Mapping[str, Tensor] | None) -> str:
             return "the bound is zero"
         if search.report(search.squared, search.best):
             return "optimal within the tolerance"
-        small = sum(problem.sizes.values()) <= DENSE_COORDINATES
+        small = not problem.per_frequency and sum(problem.sizes.values()) <= DENSE_COORDINATES
         reason = _interior(search, begin) if small else "too large for interior points"
         near = given is not None
         if given is None:
@@ -236,22 +237,19 @@ def layerwise(problem: Problem, theta: float) -> Tensor:
     def choose(layer: Layer, spread: Tensor) -> Tensor:
         form = 2 * layer.radius[:, None] * spread * layer.radius
         if layer.count < layer.size:  # members of a group may be constant
-            form = form + _FLOOR * form.diagonal().max() * torch.eye(len(form), dtype=torch.float64)
-        root = form.diagonal().rsqrt()
-        sums = (root[:, None] * form * root).abs().sum(1) / root**2
+            top = form.diagonal(dim1=-2, dim2=-1).real.max()
+            form = form + _FLOOR * top * torch.eye(layer.size, dtype=torch.float64)
+        root = mean_diagonal(form).rsqrt()
+        sums = (root[:, None] * form * root).abs().sum(-1).reshape(-1, layer.size).amax(0) / root**2
         guess = 1 / layer.grouped(sums, "amax")  # groups are as careful as their most careful member
         scale = guess[layer.shared].sqrt()
         scaled = scale[:, None] * form * scale
-        largest = float(torch.linalg.eigvalsh(scaled)[-1]) if bool(scaled.isfinite().all()) else math.nan
+        largest = float(torch.linalg.eigvalsh(scaled)[..., -1].max()) if bool(scaled.isfinite().all()) else math.nan
         chosen.append(guess * (theta / largest))
         return chosen[-1]
 
     problem.covariance(choose)
     return torch.cat([*chosen, torch.empty(0, dtype=torch.float64)])
-
-
-def _norm(matrix: Tensor) -> float:
-    return float(torch.linalg.matrix_norm(matrix, 2)) if bool(matrix.isfinite().all()) else math.inf
 
 
 def product(problem: Problem) -> tuple[float, Tensor]:
@@ -272,8 +270,8 @@ def product(problem: Problem) -> tuple[float, Tensor]:
     gains = {}
     for layer in problem.layers:
         steep = layer.center.abs() + layer.radius
-        gains[layer.name] = {b: strict * _norm(steep[:, None] * v) for b, v in layer.inputs.items()}
-    last = {b: strict * _norm(y) for b, y in problem.output.items()}
+        gains[layer.name] = {b: strict * problem.norm(v, layer.name, b, steep) for b, v in layer.inputs.items()}
+    last = {b: strict * problem.norm(y, None, b) for b, y in problem.output.items()}
     reach = {problem.input: 1.0}
     for name, gain in gains.items():
         reach[name] = sum(n * reach[b] for b, n in gain.items())

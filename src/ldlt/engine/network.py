@@ -20,6 +20,7 @@ from ldlt.engine.bound import Bound
 from ldlt.engine.contraction import chosen
 from ldlt.engine.invert import load_explicit
 from ldlt.engine.linalg import bounded, full_precision, smallest, unbounded
+from ldlt.engine.local import LocalSweep, check_heads
 from ldlt.engine.plan import LARGEST, Group, Plan, largest_dense, make_plan
 from ldlt.engine.start import initialise
 from ldlt.engine.sweep import Blueprint, Explicit, Free, Sweep
@@ -30,6 +31,7 @@ from ldlt.graph.direct import known_graph
 from ldlt.graph.trace import hooks_of, trace
 from ldlt.images.convolutions import CirculantWeight, CircularConv
 from ldlt.images.grids import Fold, Layout, operator_norm, row_norms
+from ldlt.images.torus import Torus, on_torus
 from ldlt.joined import Joined, Metric, promised
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ class Lipschitz(nn.Module):
             larger :attr:`bound` that is reported.
         output: ``"free"``: the output must be a sum or a concatenation of free maps (end the module with
             ``nn.Linear``). ``"scale"``: any output; the network multiplies it by one number so that the bound holds.
+        conditions: Inputs, by number or name, in which the network need not be Lipschitz, such as the goal of a policy:
+            the bound holds between inputs that share them. What is computed from them may be added to other values.
         train_multipliers: Whether the multipliers are trained (needed for full generality unless all activations are
             positively homogeneous).
         train_bound: Whether ℓ is trained.
@@ -89,6 +93,11 @@ class Lipschitz(nn.Module):
         init: ``"default"``, ``"orthogonal"`` or ``"keep"`` (see :mod:`ldlt.engine.start`).
         gain: Norm of the free matrices at the start, in units of ``√α`` (``cayley``, which has no α: such that the
             contractions start at norm ``gain/√(1 + gain²)`` as well).
+        convolutions: ``"local"``: convolutions keep their kernels, whatever their padding, and multipliers are bounded
+            (``docs/images.md``). ``"normalised"``: circular ones are normalised per frequency, others are kept densely.
+            By default local where some convolution is not circular and the network allows it.
+        power: Of local convolutions: which power of a covariance bounds the multipliers, 1, 2, 4 or 8. Higher ones are
+            tighter and cost more.
         placing: Where ``init="default"`` puts the means of the pre-activations, in units of the place that lets half of
             the signal through: 0 centres them, so that a ReLU network starts less linear and less alive.
 
@@ -113,6 +122,7 @@ class Lipschitz(nn.Module):
         contraction: str = "cholesky",
         head: str = "joint",
         output: str = "free",
+        conditions: Sequence[int | str] = (),
         train_multipliers: bool = True,
         train_bound: bool = False,
         bound_floor: float | None = None,
@@ -121,13 +131,15 @@ class Lipschitz(nn.Module):
         init: str = "default",
         gain: float = 1.0,
         placing: float = 1.0,
+        convolutions: str | None = None,
+        power: int = 1,
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
             raise GraphError(f"module must be a torch.nn.Module, not {type(module).__name__}")
         if any(isinstance(m, CircularConv | Lipschitz) for m in module.modules()):
             raise GraphError("a part of the module is a constrained or frozen network already; wrap the plain module")
-        promise = promised(module, bound, input_shape)
+        promise = promised(module, bound, input_shape, conditions)
         if promise.joined is not None:
             module = promise.joined
             if output == "scale":
@@ -143,13 +155,15 @@ class Lipschitz(nn.Module):
         graph = known_graph(module, shape) or trace(module, shape)
         if not graph.affines:
             raise GraphError("the module has no Linear layer and no convolution: there is nothing to make Lipschitz")
-        plan = make_plan(graph, module)
+        if promise.joined is not None:
+            promise.joined.check(graph)
+        graph, plan, torus = _planned(graph, module, convolutions)
         if not plan.output.free and output == "free":
             raise GraphError(
                 f"the output '{graph.output}' is not a free linear map, so its scale cannot be set by weights: end "
                 "the module with nn.Linear, or pass output='scale' to multiply the output by a certified factor"
             )
-        entries, where = largest_dense(plan, graph)
+        entries, where = (0, "") if torus is not None else largest_dense(plan, graph)
         if entries > LARGEST:
             raise GraphError(
                 f"value '{where}' would be described by {entries:.2g} numbers at once, more than {LARGEST:.2g}: let "
@@ -161,7 +175,7 @@ class Lipschitz(nn.Module):
         self._hooks: list[str] = []
         self._normalises = bool(normalising(module))
         self._cache: _Cache | None = None
-        self._blueprint = Blueprint(graph, plan, contracting, heading, promise.scales, promise.apart)
+        self._blueprint = Blueprint(graph, plan, contracting, heading, promise.scales, promise.apart, torus, power)
         self._blueprint.resolve(module)
         self._bound = Bound(promise.bound, train_bound, bound_floor, bound_ceiling, like.dtype)
         self._roles: list[str] = []
@@ -179,7 +193,7 @@ class Lipschitz(nn.Module):
             roles["log_multiplier"] = torch.zeros(count or group.size)
         if not group.free and not group.is_output:
             roles["log_balance"] = torch.zeros((count if group.node in self.plan.images else 0) or group.size)
-            roles["margin"] = torch.tensor(3.0)  # θ = 0.95
+            roles["margin"] = torch.tensor(3.0 if self._blueprint.torus is None else 0.0)  # θ = 0.95, or 1/2
         for role, value in roles.items():
             if role not in self._roles:
                 self._roles.append(role)
@@ -224,7 +238,8 @@ class Lipschitz(nn.Module):
             )
         free = self._free(dtype)
         with full_precision(free.bound):
-            return Sweep(self._blueprint, self.module, free, batch, watch).run()
+            kind = Sweep if self._blueprint.torus is None else LocalSweep
+            return kind(self._blueprint, self.module, free, batch, watch).run()
 
     def explicit(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """All parameters of the user's module in explicit form, by name; differentiable.
@@ -253,18 +268,20 @@ class Lipschitz(nn.Module):
         joined = self.joined
         if joined is None and (len(x) != 1 or named):
             raise ShapeError(f"the network has one input, not {len(x) + len(named)}")
-        (z,) = x if joined is None else (joined.join(*x, **named),)
+        z, given = (x[0], {}) if joined is None else joined.join(*x, **named)
         if not isinstance(z, Tensor):
             raise ShapeError(f"the input must be a tensor, not {type(z).__name__}")
         shape, ahead = self.input_shape, z.ndim - len(self.input_shape)
         if ahead < 0 or tuple(z.shape[ahead:]) != shape:
             raise ShapeError(f"the input must have shape {('batch', *shape)}, not {tuple(z.shape)}")
-        y, found = self._evaluate(z if ahead == 1 else z.reshape(-1, *shape), self.module)
+        y, found = self._evaluate(z if ahead == 1 else z.reshape(-1, *shape), self.module, given=given)
         y = y if self.plan.output.free else y * self._gain(found)
         y = y if ahead == 1 else y.reshape(*z.shape[:ahead], *y.shape[1:])
         return y if joined is None else joined.restore(y)
 
-    def _evaluate(self, x: Tensor, module: nn.Module, prefix: str = "") -> tuple[Tensor, Explicit]:
+    def _evaluate(
+        self, x: Tensor, module: nn.Module, prefix: str = "", given: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Explicit]:
         """Run a module with the explicit weights, which it knows by their names behind a prefix."""
         if self._cache is not None:
             self._refuse_training()
@@ -272,7 +289,7 @@ class Lipschitz(nn.Module):
         else:  # compilers and function transforms get plain matrices
             transformed = isinstance(x, FakeTensor) or torch._C._are_functorch_transforms_active()
             found = self._sweep(batch=None if torch.compiler.is_compiling() or transformed else x.shape[0])
-        weights = {prefix + n: w for n, w in found.weights.items()}
+        weights = {prefix + n: w for n, w in found.weights.items()} | dict(given or {})
         if not (self.training and self._normalises):
             return functional_call(module, weights, (x,)), found
         with running_statistics(module) as statistics:
@@ -357,7 +374,7 @@ class Lipschitz(nn.Module):
         matrix, magnitude = found.output()
         return 1 / torch.hypot(operator_norm(matrix), unit ** (2 / 3) * magnitude.norm() + smallest(unit))
 
-    def _output_maps(self) -> Iterator[tuple[Tensor, Tensor, float, Layout]]:
+    def _output_maps(self) -> Iterator[tuple[Tensor, Tensor, float, Layout, Tensor | None]]:
         """Of the certified map ``F_y`` (k, q), its error (k,), ℓ, and how the output lies on a grid, in float64."""
         own = self._bound().dtype
         # Frozen weights come from the first sweep, live ones from the second: each is right for its own.
@@ -368,13 +385,13 @@ class Lipschitz(nn.Module):
                 gain = 1.0 if self.plan.output.free else self._gain(found).double()
                 matrix, magnitude = found.output()
                 matrix = matrix.to(torch.complex128 if matrix.is_complex() else torch.float64) * gain
-                yield matrix, unit * gain * magnitude.double(), float(found.bound), found.layout
+                yield matrix, unit * gain * magnitude.double(), float(found.bound), found.layout, found.window
 
     @property
     def bound(self) -> float:
         """The certified Lipschitz constant of the whole map, in the Euclidean norm."""
         if not self._joint_bound:
-            return max(ell * float(operator_norm(matrix)) for matrix, _, ell, _ in self._output_maps())
+            return max(ell * float(operator_norm(matrix)) for matrix, _, ell, *_ in self._output_maps())
         return self.declared_bound
 
     @property
@@ -391,11 +408,11 @@ class Lipschitz(nn.Module):
     def output_bounds(self) -> Tensor:
         """Constant of every single output (k,), float64; those of an image in the order of its flattened pixels."""
         found = []
-        for matrix, error, ell, layout in self._output_maps():
+        for matrix, error, ell, layout, window in self._output_maps():
             norms = row_norms(matrix, layout.cells) + error
             if layout.cells is not None:
                 norms = Fold(layout.cells, None).vector(norms, layout.parts)
-            found.append(ell * norms)
+            found.append(ell * (norms if window is None else norms[window]))
         return _largest(found, self.declared_bound)
 
     def bound_of(self, value: str) -> float:
@@ -430,12 +447,13 @@ class Lipschitz(nn.Module):
         """
         exact = "donot_use_mm_for_euclid_dist"  # differences, not a Gram matrix
         found = []
-        for matrix, error, ell, layout in self._output_maps():
+        for matrix, error, ell, layout, window in self._output_maps():
             rows, spare = matrix, error
             if layout.cells is not None:
                 fold = Fold(layout.cells, None)
                 rows = fold.both(matrix, layout.parts, (1,) * len(layout.parts))
                 spare = fold.vector(error, layout.parts)
+            rows, spare = (rows, spare) if window is None else (rows[window], spare[window])
             found.append(ell * (torch.cdist(rows, rows, compute_mode=exact) + spare[:, None] + spare))
         # Whatever the errors: no pair is worse than two outputs of opposite directions in a map of the joint constant.
         most = math.sqrt(2) * self.bound if self._joint_bound else 2 * self.declared_bound
@@ -595,6 +613,27 @@ class _Cache:
 def _largest(found: Sequence[Tensor], most: float) -> Tensor:
     """The largest of several bounds, not above one that holds whatever they are: they may have overflowed."""
     return torch.nan_to_num(torch.stack(list(found)), nan=math.inf).amax(0).clamp(max=most)
+
+
+def _planned(graph: Graph, module: nn.Module, convolutions: str | None) -> tuple[Graph, Plan, Torus | None]:
+    """The plan of a graph, on a torus if convolutions keep their kernels."""
+    if convolutions is not None:
+        choice("convolutions", convolutions, ("local", "normalised"))
+    if convolutions == "local" or (convolutions is None and _keeps_border(graph)):
+        try:
+            torus = on_torus(graph, module)
+            plan = make_plan(torus.graph, module, torus)
+            check_heads(plan, torus)
+            return torus.graph, plan, torus
+        except GraphError as error:
+            if convolutions is not None:
+                raise GraphError(f"convolutions='local' is not possible: {error}") from error
+    return graph, make_plan(graph, module), None
+
+
+def _keeps_border(graph: Graph) -> bool:
+    """Whether some convolution of images is no circular one."""
+    return any(isinstance(n, Wire) and n.operation.startswith("conv") for n in graph.nodes)
 
 
 def _key(group: str) -> str:

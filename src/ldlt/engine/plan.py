@@ -12,9 +12,10 @@ finest one that all operations up to it commute with. The pixels of one channel 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from ldlt.graph import Activation, Affine, Graph, Input, Wire, index_map
 from ldlt.graph.convolution import Cells, meet, natural
 from ldlt.images.convolutions import node_cells
 from ldlt.images.grids import Layout, cell_rows, phases
+from ldlt.images.torus import Torus
 
 OUTPUT = "(output)"
 """Name of the output's group."""
@@ -362,14 +364,54 @@ def _with_liveness(steps: list[Step], graph: Graph, groups: dict[str, Group], he
     return tuple(reversed(out))
 
 
+def thins(torus: Torus, step: Step) -> bool:
+    """Whether a step is a stride on a torus."""
+    found = torus.operators.get(step.transport or "")
+    return found is not None and math.prod(found.stride) > 1
+
+
+def ordered(steps: Sequence[Step], graph: Graph, torus: Torus, groups: Mapping[str, Group]) -> list[Step]:
+    """Images before vectors, fine grids before coarse ones, strides before eliminations: what is live stays small."""
+
+    def value(step: Step) -> str:
+        return groups[step.group].value if step.group is not None else step.name
+
+    def needs(step: Step) -> Sequence[str]:
+        if step.group is not None:
+            return groups[step.group].needs
+        return [g.name for g in groups.values() if g.node == step.joins] if step.joins else graph[step.name].parents
+
+    def rank(item: tuple[int, Step]) -> tuple[Any, ...]:
+        place, step = item
+        sheet = torus.sheets.get(value(step))
+        if sheet is None:
+            return (value(step) not in torus.flat, 0, 0, place)
+        return (False, -math.prod(sheet.sides), not thins(torus, step), place)
+
+    made = {s.name for s in steps}
+    waiting = dict(enumerate(steps))
+    done: set[str] = set()
+    found: list[Step] = []
+    while waiting:
+        ready = [(i, s) for i, s in waiting.items() if all(n in done or n not in made for n in needs(s))]
+        # A map that a group normalises can transport only behind it: the first of all steps that are left always can.
+        owners = {t.affine: i for i, s in waiting.items() if s.group for t in groups[s.group].terms}
+        ready = [(i, s) for i, s in ready if owners.get(s.transport or "", -1) in (-1, i)]
+        place, step = min(ready, key=rank)
+        del waiting[place]
+        done.add(step.name)
+        found.append(step)
+    return found
+
+
 class _Grids:
     """Chooses the grid of every step, and finds where the rows of the groups lie on it."""
 
-    def __init__(self, graph: Graph, module: nn.Module, plan: Plan) -> None:
-        self.graph, self.module, self.plan = graph, module, plan
+    def __init__(self, graph: Graph, module: nn.Module, plan: Plan, torus: Torus | None = None) -> None:
+        self.graph, self.module, self.plan, self.torus = graph, module, plan, torus
         self.cells: dict[str, Cells] = {}  # node -> finest grid of the operation
         self.images: dict[str, tuple[int, ...] | None] = {}  # value -> the shape in which it lies on a grid
-        for node in graph.nodes if graph.has_images else ():
+        for node in graph.nodes if graph.has_images and torus is None else ():
             parents = [self.images[p] for p in node.parents]
             image: tuple[int, ...] | None = node.shape if len(node.shape) > 1 else None
             if isinstance(node, Wire) and node.role in ("order", "sum"):
@@ -396,7 +438,8 @@ class _Grids:
             return None
         owner = groups = activations.mixed(node.resolve(self.module), node.shape)
         if self._tied(node):
-            owner = torch.arange(node.shape[0]).repeat_interleave(math.prod(node.shape[1:]))
+            pixels = math.prod(node.shape[1:] if self.torus is None else self.torus.sheets[node.name].window)
+            owner = torch.arange(node.features // pixels).repeat_interleave(pixels)
             if groups is not None:  # channels that are mixed share one, too
                 first = torch.full((int(groups.max()) + 1,), len(owner)).scatter_reduce(0, groups, owner, "amin")
                 owner = first[groups]
@@ -405,6 +448,8 @@ class _Grids:
         return torch.unique(owner if group.rows is None else owner[list(group.rows)], return_inverse=True)[1]
 
     def _tied(self, node: Activation) -> bool:
+        if self.torus is not None:
+            return node.name in self.torus.sheets
         return self.graph.has_images and len(node.shape) > 1
 
     def place(self) -> Plan:
@@ -500,9 +545,9 @@ def _straight(plan: Plan, graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def make_plan(graph: Graph, module: nn.Module) -> Plan:
-    """The plan of a graph that was traced from a module."""
-    demoted: set[str] = set()
+def make_plan(graph: Graph, module: nn.Module, torus: Torus | None = None) -> Plan:
+    """The plan of a graph that was traced from a module; on a torus activations of images keep their maps."""
+    demoted: set[str] = set() if torus is None else {a.name for a in graph.activations if a.name in torus.sheets}
     while True:
         try:
             planner = _Planner(graph, module, demoted)
@@ -512,9 +557,10 @@ def make_plan(graph: Graph, module: nn.Module) -> Plan:
             order.need(act.name for act in graph.activations)
             order.need(v for g in heads for v in g.needs)
             flat = {g.name: g for gs in groups.values() for g in gs}
-            steps = _with_liveness(order.steps, graph, flat, heads)
-            plan = _Grids(graph, module, Plan(steps, flat, tuple(heads))).place()
-            return replace(plan, straight=_straight(plan, graph))
+            steps = order.steps if torus is None else ordered(order.steps, graph, torus, flat)
+            plan = Plan(_with_liveness(steps, graph, flat, heads), flat, tuple(heads))
+            plan = _Grids(graph, module, plan, torus).place()
+            return plan if torus is not None else replace(plan, straight=_straight(plan, graph))
         except RecursionError as error:
             raise GraphError("the graph has too long a chain of operations without an activation") from error
         except _Cycle as cycle:

@@ -29,10 +29,12 @@ from torch import Tensor, nn
 
 from ldlt import activations
 from ldlt.check import choice
+from ldlt.engine.linalg import MARGIN, unbounded
 from ldlt.engine.plan import Group
-from ldlt.graph import Activation, Affine, Convolution, Graph, lookup
+from ldlt.graph import Activation, Affine, Convolution, Graph, Wire, lookup
 from ldlt.graph.convolution import Spec
 from ldlt.graph.fold import Forward, visit
+from ldlt.images.torus import Torus
 
 if TYPE_CHECKING:
     from ldlt.engine.network import Lipschitz
@@ -54,6 +56,8 @@ def initialise(net: Lipschitz, how: str, gain: float, alpha: float, placing: flo
     """
     if choice("init", how, INITS) != "keep":
         _orthogonal(net, gain, alpha)
+        if net._blueprint.torus is not None:
+            _alive(net, net._blueprint.torus)
     if how == "default":
         _place(net, placing)
 
@@ -85,17 +89,52 @@ def _orthogonal(net: Lipschitz, gain: float, alpha: float) -> None:
             weight[slice(None) if term.rows is None else list(term.rows)] = start
 
 
+@torch.no_grad()
+def _alive(net: Lipschitz, torus: Torus) -> None:
+    """Start values of convolutions that keep their kernels: orthogonal, and what is added to a skip is small.
+
+    With θ = 1/2 a chain of orthogonal kernels passes on its covariance as it is. Of ``b`` branches that are added to
+    something live each gets the gain ``1/b``, and θ = 1/(2b): the whole stack inflates by a constant.
+    """
+    graph, plan = torus.graph, net.plan
+    sums = [n for n in graph.nodes if isinstance(n, Wire) and n.role == "sum" and len(n.parents) > 1]
+    sums = [n for n in sums if n.name in torus.sheets]
+    gain = 1 / max(len(sums), 2)
+    depth: dict[str, int] = {}
+    for node in graph.nodes:
+        depth[node.name] = max((depth[p] for p in node.parents), default=0) + isinstance(node, Activation)
+    small = set()
+    for node in sums:
+        branch: str | None = max(node.parents, key=depth.__getitem__)
+        while branch in torus.operators and not torus.operators[branch].weight:
+            (branch, *_) = torus.operators[branch].node.parents
+        small.add(branch)
+    trained = {n for n, p in net.module.named_parameters() if p.requires_grad}
+    for name, operator in torus.operators.items():
+        if operator.weight in trained and operator.ring is not None and operator.node.name not in plan.normalised:
+            _kernel(net.module.get_parameter(operator.weight), operator.ring, gain if name in small else 1.0)
+    for step in plan.steps:
+        group = plan.groups.get(step.group or "")
+        if group is not None and not group.free and torus.image(group.value) in torus.sheets:
+            beside = {torus.image(v) for v in step.live} - {torus.image(group.value), group.name}
+            share = gain / 2 if sums and beside else 0.5
+            net._parameter("margin", group.name).fill_(unbounded(math.log(share / (1 - share)), MARGIN))
+
+
 def _start(affine: Affine, weight: Tensor, size: float) -> None:
     """Fill a weight so that its map is ``size`` times (semi-)orthogonal."""
-    if not isinstance(affine, Convolution):
+    if isinstance(affine, Convolution):
+        assert isinstance(affine.spec, Spec)
+        _kernel(weight, affine.spec, size)
+    else:
         nn.init.orthogonal_(weight, size)
-        return
-    # An orthogonal matrix in the middle, as many taps as it moves between outputs: it is one at every frequency.
+
+
+def _kernel(weight: Tensor, spec: Spec, size: float) -> None:
+    """An orthogonal matrix in the middle, as many taps as it moves between outputs: it is one at every frequency."""
     weight.zero_()
-    spec = affine.spec
-    assert isinstance(spec, Spec)
-    used = [min(k, s) for k, s in zip(affine.kernel, spec.stride, strict=True)]
-    middle = tuple(slice((k - u) // 2, (k - u) // 2 + u) for k, u in zip(affine.kernel, used, strict=True))
+    used = [min(k, s) for k, s in zip(weight.shape[2:], spec.stride, strict=True)]
+    middle = tuple(slice((k - u) // 2, (k - u) // 2 + u) for k, u in zip(weight.shape[2:], used, strict=True))
     for part in weight.split(weight.shape[0] // spec.groups):
         block = torch.empty(len(part), part.shape[1] * math.prod(used), dtype=weight.dtype, device=weight.device)
         nn.init.orthogonal_(block, size)
@@ -141,17 +180,45 @@ def _place(net: Lipschitz, placing: float) -> None:
             module.get_parameter(affine.bias).zero_()
     explicit, depth = net.explicit(), _depth(graph)
     tensors = graph.tensors(lambda path: explicit[path] if path in explicit else lookup(module, path))
-    forward = Forward(module, tensors, torch.randn(_PROBE, *net.input_shape, dtype=like.dtype, device=like.device))
+    count = min(_PROBE, max(4, 2**20 // max(n.features for n in graph.nodes)))
+    forward = Forward(module, tensors, torch.randn(count, *net.input_shape, dtype=like.dtype, device=like.device))
     values: dict[str, Tensor] = {}
     for node in graph.nodes:
         if isinstance(node, Activation):
             (source,) = node.parents
             flat = values[source].flatten(1).clone()  # (samples, features)
+            if net._blueprint.torus is not None and source in net._blueprint.torus.sheets:
+                values[source] = _lift(net, node, values[source], placing, depth)
+                flat = values[source].flatten(1)
             for group in net.plan.groups.values():
                 if group.node == node.name:
                     _shift(net, group, node, flat, placing, depth)
             values[source] = flat.reshape(values[source].shape)
         values[node.name] = visit(node, [values[p] for p in node.parents], forward)
+
+
+def _lift(net: Lipschitz, node: Activation, value: Tensor, placing: float, depth: int) -> Tensor:
+    """Move the bias of the channels that an activation reads, and the value (samples, channels, ...) itself."""
+    bias = _bias(net, node.parents[0])
+    if bias is None or len(bias) != value.shape[1] or type(node.module) is nn.Identity:
+        return value
+    axes = [0, *range(2, value.ndim)]
+    spread = float(value.std(axes).mean())
+    step = placing * _place_for(node.resolve(net.module), spread, depth) - value.mean(axes)
+    bias += step.to(bias)
+    return value + step.reshape(-1, *(1,) * (value.ndim - 2))
+
+
+def _bias(net: Lipschitz, name: str) -> Tensor | None:
+    """The nearest trained vector that is added to a value."""
+    node, trained = net.graph[name], dict(net.module.named_parameters())
+    while isinstance(node, Wire) and node.role in ("sum", "linear"):
+        for path in (p for c in node.constants for p in sorted(net.graph.sources(c)) if node.role == "sum"):
+            if path in trained and path.endswith("bias") and trained[path].requires_grad:
+                return trained[path]
+        node = net.graph[node.parents[0]]
+    affine = node if isinstance(node, Convolution) else None
+    return trained.get(affine.bias or "") if affine is not None else None
 
 
 def _shift(net: Lipschitz, group: Group, node: Activation, flat: Tensor, placing: float, depth: int) -> None:

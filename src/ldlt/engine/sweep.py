@@ -20,6 +20,7 @@ from ldlt.graph import Activation, Affine, Convolution, Graph, Wire
 from ldlt.graph.convolution import Cells, Spec
 from ldlt.images.convolutions import CirculantWeight, Taps
 from ldlt.images.grids import Layout, row_norms
+from ldlt.images.torus import Torus
 
 _LARGEST_MARGIN = 0.9995  # keeps I − UU^* of a given map away from singular in float32
 
@@ -34,6 +35,8 @@ class Blueprint:
     head: Head
     scales: Tensor | None = None  # of the outputs, (k,): their bounds in units of the declared one
     apart: bool = False  # whether each head has a bound of its own
+    torus: Torus | None = None  # the graph on its torus, if convolutions keep their kernels
+    power: int = 1  # which power of a covariance bounds the multipliers there
     wiring: dict[tuple[str, Cells], Taps] = field(default_factory=dict)  # responses of single taps by node and grid
     # For compilers, which do not see classes as they are: slopes of activations without parameters, and the settings
     # they were found for (None for PReLU). Anybody else looks anew.
@@ -100,6 +103,7 @@ class Explicit:
     # an output's row of F_y by that much at most.
     output: Callable[[], tuple[Tensor, Tensor]]
     watched: Tensor | None = None  # F_t of the value that was asked for, when it was made
+    window: Tensor | None = None  # which features of a torus the output consists of
 
 
 class Sweep:

@@ -9,7 +9,14 @@ if find_spec("sklearn") is None:
 
 from ldlt.estimators.classifier import LipschitzClassifier
 from ldlt.estimators.fitting import Epoch
-from ldlt.estimators.plots import plot_certified_accuracy, plot_radii
+from ldlt.estimators.plots import plot_certified_accuracy, plot_radii, plot_settings
 from ldlt.estimators.regressor import LipschitzRegressor
 
-__all__ = ["Epoch", "LipschitzClassifier", "LipschitzRegressor", "plot_certified_accuracy", "plot_radii"]
+__all__ = [
+    "Epoch",
+    "LipschitzClassifier",
+    "LipschitzRegressor",
+    "plot_certified_accuracy",
+    "plot_radii",
+    "plot_settings",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
@@ -53,6 +54,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 _ALPHA = 3e-3  # start value of α that trains well on tables
 _ROWS_AT_ONCE = 16384
+_MANY = 2000  # rows that are worth a wider network
 _ROWS_TO_CHOOSE = 10_000  # how many rows a setting is chosen with, at most
 _SHARE_TO_CHOOSE = 0.25  # held out of them
 
@@ -62,7 +64,7 @@ class LipschitzEstimator(BaseEstimator):
     """Base of :class:`ldlt.LipschitzClassifier` and :class:`ldlt.LipschitzRegressor`: the arguments they share.
 
     Args:
-        hidden: Widths of the hidden layers.
+        hidden: Widths of the hidden layers; ``"auto"``: (128, 128), from 2,000 rows on (256, 256).
         architecture: ``"feedforward"`` (LDLT-L), or ``"residual"`` (LDLT-R), which has a free map from the input to the
             output beside the hidden layers: that costs a factorisation of a row per input in every step.
         activation: A key of :data:`ldlt.estimators.base.ACTIVATIONS`, or what makes an activation module, such as
@@ -104,7 +106,7 @@ class LipschitzEstimator(BaseEstimator):
         feature_names_in_: Names of the columns, if they were fitted as a data frame.
     """
 
-    hidden: Sequence[int] = (256, 256)
+    hidden: Sequence[int] | str = "auto"
     _: KW_ONLY
     architecture: str = "feedforward"
     activation: str | Callable[[], nn.Module] = "abs"
@@ -195,7 +197,9 @@ class LipschitzEstimator(BaseEstimator):
         if self.callback is not None and not callable(self.callback):
             raise OptionError(f"callback must be a function of an epoch, or None, not {self.callback!r}")
 
-    def _widths(self) -> list[int]:
+    def _widths(self, rows: int = 0) -> list[int]:
+        if isinstance(self.hidden, str) and self.hidden == "auto":
+            return [128, 128] if rows < _MANY else [256, 256]
         given: Any = [self.hidden] if isinstance(self.hidden, numbers.Integral) else self.hidden
         if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray) or not len(given):
             raise OptionError(f"hidden must be a tuple of widths such as (64, 64), not {self.hidden!r}")
@@ -280,7 +284,7 @@ class LipschitzEstimator(BaseEstimator):
             self._one_scale = self.standardise == "scale"
             self.mean_, self.scale_ = self._standard(rows)
             self._choose(rows, outputs, seed)
-            self.network_ = self._start(outputs, seed)
+            self.network_ = self._start(len(rows), outputs, seed)
             self._optimiser: AdamW | None = None
             self.loss_curve_: list[float] = []
             self.validation_curve_: list[float] = []
@@ -314,13 +318,13 @@ class LipschitzEstimator(BaseEstimator):
         mean, scale = location_and_scale(rows.x, rows.weight, number, common=self._one_scale)
         return mean, scale
 
-    def _start(self, outputs: int, seed: int) -> Lipschitz:
+    def _start(self, rows: int, outputs: int, seed: int) -> Lipschitz:
         """A network with start values that the seed decides."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # of the CPU alone, which is what is restored
             return ARCHITECTURES[self.architecture](
                 len(self.mean_),
-                self._widths(),
+                self._widths(rows),
                 outputs,
                 bound=self.bound_,
                 activation=self.activation if callable(self.activation) else ACTIVATIONS[self.activation],
@@ -343,24 +347,33 @@ class LipschitzEstimator(BaseEstimator):
         found = []
         for setting in settings:
             self._adopt(setting)
-            net = self._start(outputs, seed)
-            if self._train(net, train, None, None, once=False, told=False).stopped == "interrupted":
+            net = self._start(len(train), outputs, seed)
+            if self._train(net, train, None, None, once=False, trial=True).stopped == "interrupted":
                 raise KeyboardInterrupt
             found.append(self._shortfall(net, self._batches(held, 1)))
         self._adopt(settings[self._best(found)])
 
     def _train(
-        self, net: Lipschitz, train: Rows, held: Rows | None, optimiser: AdamW | None, *, once: bool, told: bool = True
+        self,
+        net: Lipschitz,
+        train: Rows,
+        held: Rows | None,
+        optimiser: AdamW | None,
+        *,
+        once: bool,
+        trial: bool = False,
     ) -> Trainer:
         """Train a network, on which its parameters are set."""
         batches = self._batches(train, Batches.steps_for(len(train), self.batch_size))
         epochs = 1 if once else batches.epochs_for(self.epochs)
+        if trial:  # enough to compare settings
+            epochs = math.ceil(epochs / 3)
         trainer = Trainer(net, self._row_loss(net), self._held_loss(net), float(self.weight_decay), optimiser)
-        with Progress(epochs, show=told and bool(self.verbose)) as progress:
+        with Progress(epochs, show=not trial and bool(self.verbose)) as progress:
 
             def report(epoch: Epoch) -> None:
                 progress.tell(str(epoch), epoch.epoch)
-                if told and self.callback is not None:
+                if not trial and self.callback is not None:
                     self.callback(epoch)
 
             trainer.run(

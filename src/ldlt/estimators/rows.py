@@ -83,7 +83,10 @@ def merge(x: Array, target: Array, weight: Array) -> Rows:
     first = np.flatnonzero(new)
     total: Array = np.add.reduceat(weight[kept[order]], first)
     points = kept[order[first]]
-    return Rows(x[points] + 0.0, target[points] + 0.0, total)
+    rows = Rows(x[points], target[points], total)
+    np.add(rows.x, 0.0, out=rows.x)
+    np.add(rows.target, 0.0, out=rows.target)
+    return rows
 
 
 def location_and_scale(

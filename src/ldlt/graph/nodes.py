@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ldlt.activations.layers import Masked
 from ldlt.graph.convolution import Kernel
 
 __all__ = [
@@ -239,9 +240,11 @@ class Activation(Node):
 
     module: nn.Module | None = None
     path: str | None = None
+    masked: bool = False  # whether its slopes are taken to contain 0
 
     def resolve(self, root: nn.Module) -> nn.Module:
-        return self.module if self.path is None else lookup(root, self.path)  # type: ignore[return-value]
+        found: nn.Module = self.module if self.path is None else lookup(root, self.path)  # type: ignore[assignment]
+        return Masked(found) if self.masked else found
 
     def apply(self, root: nn.Module, x: Tensor) -> Tensor:
         """Its value for a batch, without the hooks of the module, which are operations of the graph."""

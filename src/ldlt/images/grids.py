@@ -37,7 +37,7 @@ def phases(shape: tuple[int, ...], cells: Cells) -> tuple[int, ...]:
 
 def local(shape: tuple[int, ...], cells: Cells) -> int:
     """Number of local features of a tensor (c, *spatial); a tensor () of one number per sample has one."""
-    return math.prod((*shape[:1], *phases(shape, cells)))
+    return math.prod(shape) if cells is None else math.prod((*shape[:1], *phases(shape, cells)))
 
 
 def to_cells(x: Tensor, cells: tuple[int, ...]) -> Tensor:

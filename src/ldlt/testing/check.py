@@ -28,17 +28,6 @@ from ldlt.graph import Wire
 from ldlt.testing.hostile import PARAMETERS, Hostile, hostile_module, pick_kinds
 from ldlt.testing.moves import drawn_moves
 
-__all__ = [
-    "Report",
-    "Summary",
-    "check_certificate",
-    "check_module",
-    "check_network",
-    "jacobians",
-    "run_certificates",
-    "run_hostile",
-]
-
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 """How far a slope may be above the bound, relatively."""
 AGREEMENT = {torch.float32: 2e-2, torch.float64: 1e-8}

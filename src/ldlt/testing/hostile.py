@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from ldlt.testing.moves import Move, Shape, drawn_moves
 
-__all__ = ["PARAMETERS", "Hostile", "Program", "hostile_module", "pick_kinds"]
-
 LARGEST = 48
 """Features of the largest value: exact Jacobians and eigenvalues stay cheap."""
 

@@ -22,8 +22,6 @@ from torch.nn.utils import parametrize
 from ldlt import activations
 from ldlt.errors import OptionError
 
-__all__ = ["MOVES", "Make", "Move", "Step", "drawn_moves", "register_move"]
-
 Shape = tuple[int, ...]
 Form = Callable[..., Tensor]
 """``(step, *values) -> value``."""

@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Covariance", "Read", "smooth_maximum"]
+__all__ = ["Covariance", "Read", "mean_diagonal", "smooth_maximum"]
 
 
 class _Inflate(torch.autograd.Function):
@@ -51,29 +51,38 @@ class _Inflate(torch.autograd.Function):
     With ``R = (D − T)^{-1}Z``: :math:`\bar Z = R(\bar K + \bar K^*)`, :math:`\bar T = -\bar D = R\bar KR^*`.
     """
 
-    @staticmethod
-    def forward(ctx: Any, spread: Tensor, columns: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
-        rest = -spread
-        rest.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-        factor, info = torch.linalg.cholesky_ex(rest)
-        half = torch.linalg.solve_triangular(factor, columns, upper=False)
-        pivots = factor.diagonal(dim1=-2, dim2=-1).real
-        slack = (2 * pivots.log() - diagonal.log()).sum(-1)
-        ctx.save_for_backward(factor, half, diagonal)
-        return half.mH @ half, torch.where(info > 0, torch.nan, slack)
+    generate_vmap_rule = True
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        factor, half, diagonal = ctx.saved_tensors
-        gain, slack = grads
-        solved = torch.linalg.solve_triangular(factor.mH, half, upper=True)
-        weighted = solved @ gain
-        inner = weighted @ solved.mH  # of T, and of −D
-        columns = weighted + solved @ gain.mH
-        if bool(slack.any()):
+    def forward(spread: Tensor, columns: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        factor, info = torch.linalg.cholesky_ex(torch.diag_embed(diagonal).to(spread.dtype) - spread)
+        half = torch.linalg.solve_triangular(factor, columns, upper=False)
+        slack = (2 * factor.diagonal(dim1=-2, dim2=-1).real.log() - diagonal.log()).sum(-1)
+        return half.mH @ half, torch.where(info > 0, torch.nan, slack), factor, half
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output[2:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        spread, columns, diagonal, factor, half = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives: through operations that autograd knows
+            factor = torch.linalg.cholesky_ex(torch.diag_embed(diagonal).to(spread.dtype) - spread)[0]
+            half = torch.linalg.solve_triangular(factor, columns, upper=False)
+        gain, slack = grads[:2]
+        outer = None
+        inner = torch.zeros_like(spread)  # of T, and of −D
+        if gain is not None:
+            solved = torch.linalg.solve_triangular(factor.mH, half, upper=True)
+            weighted = solved @ gain
+            inner, outer = weighted @ solved.mH, weighted + solved @ gain.mH
+        if slack is not None:
             inner = inner - slack[..., None, None] * torch.cholesky_inverse(factor)
-        own = -inner.diagonal(dim1=-2, dim2=-1).real - slack[..., None] / diagonal
-        return inner, columns, own
+        own = -inner.diagonal(dim1=-2, dim2=-1).real
+        return inner, outer, own if slack is None else own - slack[..., None] / diagonal
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +149,21 @@ class Covariance:
         sizes = {n: s for n, s in self.sizes.items() if n in names}
         return Covariance(sizes, self.matrix[..., index[:, None], index])
 
+    def transport(self, name: str, read: Read, keep: Collection[str]) -> Covariance:
+        """Add a linear function of live tensors as a live tensor.
+
+        Args:
+            name: Its name.
+            read: Its covariances.
+            keep: Names of the tensors that are read later, its own among them.
+        """
+        live = self.keep(keep)
+        own = read.spread
+        if live.sizes:
+            beside = read.cross if live is self else read.cross[..., self._index(keep)]
+            own = torch.cat([torch.cat([live.matrix, beside.mH], -1), torch.cat([beside, own], -1)], -2)
+        return Covariance({**live.sizes, name: read.spread.shape[-1]}, own)
+
     def activate(
         self,
         read: Read,
@@ -167,7 +191,7 @@ class Covariance:
         beside = read.cross if live is self else read.cross[..., self._index(keep)]
         n = read.spread.shape[-1]
         columns = torch.cat([read.spread, beside], -1) if live.sizes else read.spread
-        gain, slack = _Inflate.apply(read.spread, columns, diagonal.expand(read.spread.shape[:-1]))
+        gain, slack, *_ = _Inflate.apply(read.spread, columns, diagonal.expand(read.spread.shape[:-1]))
         matrix = live.matrix + gain[..., n:, n:] if live.sizes else live.matrix
         if name not in keep:
             return Covariance(live.sizes, matrix), slack
@@ -182,6 +206,12 @@ class Covariance:
     def _index(self, names: Collection[str]) -> Tensor:
         places = [torch.arange(p.start, p.stop) for n, p in self.places.items() if n in names]
         return torch.cat([torch.empty(0, dtype=torch.long), *places])
+
+
+def mean_diagonal(matrix: Tensor) -> Tensor:
+    """The real diagonal, (n,), averaged over the batch."""
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1).real
+    return diagonal.reshape(-1, diagonal.shape[-1]).mean(0)
 
 
 def smooth_maximum(matrix: Tensor, sharpness: float) -> Tensor:
