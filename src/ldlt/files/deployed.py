@@ -205,6 +205,8 @@ class Deployed(nn.Module):
 
     def _inputs(self, X: Any) -> tuple[Tensor, npt.NDArray[np.float64]]:
         """Inputs in the precision of the network, and how far rounding moved them (n,)."""
+        if X.is_complex() if isinstance(X, Tensor) else np.iscomplexobj(X):
+            raise ShapeError("inputs must be real numbers")
         if self.meaning.columns is not None and not isinstance(X, Tensor):
             X = encode(X if is_frame(X) else np.asarray(X), self.meaning.columns)
         names = self.meaning.features
@@ -215,8 +217,6 @@ class Deployed(nn.Module):
             X = X[list(names)]
         if isinstance(X, Tensor):
             X = X.detach().cpu()
-        if np.iscomplexobj(X):
-            raise ShapeError("inputs must be real numbers")
         try:
             exact = np.asarray(X, dtype=np.float64)
         except (TypeError, ValueError) as error:

@@ -148,7 +148,7 @@ class _Writer(Nodes):
         like = torch.zeros(1, dtype=self.dtype)
         total = ""
         for scale, parent in zip(node.scales, parents, strict=True):
-            term = parent if abs(scale) == 1 else self.put("Mul", parent, self.constant(abs(scale)))
+            term = parent if abs(scale) == 1 else self.put("Mul", parent, self.constant(float(abs(scale))))
             if not total:
                 total = self.put("Neg", term) if scale < 0 else term
             else:
