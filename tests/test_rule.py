@@ -47,8 +47,7 @@ class Stack(nn.Module):
 def test_random_graphs_satisfy_the_inequality(part):
     """500 random graphs in all (50 in every run), up to 12 nodes and 4 parents; tight with an orthogonal output map.
 
-    The floor costs tightness where a stack has directions with a share of 1e-5 of their magnitude: in few graphs, a
-    little.
+    The floor costs tightness where a stack has directions with a share of 1e-5 of their magnitude: a little.
     """
     seen, slack = set(), []
     for seed in range(50 * part, 50 * (part + 1)):
@@ -64,8 +63,7 @@ def test_random_graphs_satisfy_the_inequality(part):
         seen.update(type(n).__name__ for n in net.graph.nodes)
         seen.update("free" if g.free else "given" for g in net.plan.groups.values())
     assert {"Affine", "Wire", "Activation", "free", "given"} <= seen
-    assert max(slack) <= 1e-3
-    assert sum(s > 1e-6 for s in slack) <= 2
+    assert max(slack) <= 1e-6
 
 
 @given(

@@ -255,13 +255,18 @@ def _peeled(members: Sequence[Generator]) -> tuple[list[Piece], list[int], list[
 
 
 def factor(
-    members: Sequence[Generator], others: Sequence[Generator], new_block: Callable[[], int], unit: float
+    members: Sequence[Generator],
+    others: Sequence[Generator],
+    new_block: Callable[[], int],
+    soft: dict[int, Tensor],
+    unit: float,
 ) -> tuple[Frame, dict[int, Generator]]:
     """The factor of stacked members, and tensors written on new noise by their places in ``[*members, *others]``.
 
     Members whose remaining generator is a square block need no factorisation. The rest gets one floored QR. Where its
     noise has more dimensions than all live tensors that see it have features, the same QR writes them all on as many
-    dimensions, floor included: noise must not grow with the depth. ``others`` are the live tensors that are read later.
+    dimensions, floor included: noise must not grow with the depth. ``others`` are the live tensors that are read later;
+    ``soft`` has the soft projection of every block that was made so, since what was floor there is no signal later.
     """
     pieces, rest, blocks = _peeled(members)
     frame = Frame(list(members), pieces)
@@ -274,36 +279,47 @@ def factor(
     compress = sum(sizes) > inner + sum(everyone[i].features for i in touched)
     columns = [*rest, *touched] if compress else rest
     signal, upper = _floored_qr([everyone[i] for i in columns], blocks, unit)
-    square = _floored(upper[..., :inner, :inner], signal[..., :inner])
+    kept = _softened(signal, blocks, sizes, soft)
+    square = _floored(upper[..., :inner, :inner], signal[..., :inner], kept[..., :inner])
     if not compress:
         rows = signal.split(sizes, -2)
         frame.pieces.append(Piece(rest, square, dict(zip(blocks, rows, strict=True)), inner))
         return frame, {}
     new = new_block()
+    soft[new] = signal.mH @ kept
     frame.pieces.append(Piece(rest, square, {new: None}, inner))
     changed = {}
     for i, part in zip(columns, upper.split([everyone[i].features for i in columns], -1), strict=True):
-        kept = {b: v for b, v in everyone[i].blocks.items() if b not in blocks}
-        changed[i] = replace(everyone[i], blocks={**kept, new: part})
+        apart = {b: v for b, v in everyone[i].blocks.items() if b not in blocks}
+        changed[i] = replace(everyone[i], blocks={**apart, new: part})
         if i < count:
             frame.members[i] = changed[i]
     return frame, changed
 
 
-def squared(gen: Generator, block: int, unit: float) -> Generator:
+def squared(gen: Generator, block: int, soft: dict[int, Tensor], unit: float) -> Generator:
     """A tensor that shares its noise with no other live one, in a new noise block of its own: a square generator."""
-    signal, upper = _floored_qr([gen], sorted(gen.blocks), unit)
-    return replace(gen, blocks={block: _floored(upper, signal)})
+    blocks = sorted(gen.blocks)
+    signal, upper = _floored_qr([gen], blocks, unit)
+    kept = _softened(signal, blocks, [gen.flat(b).shape[-2] for b in blocks], soft)
+    soft[block] = signal.mH @ kept
+    return replace(gen, blocks={block: _floored(upper, signal, kept)})
 
 
-def _floored(upper: Tensor, signal: Tensor) -> Square:
-    """``F = R^*``, with the soft projection ``Q_1^* Q_1`` of ``signal`` (q, n)."""
+def _softened(signal: Tensor, blocks: Sequence[int], sizes: Sequence[int], soft: dict[int, Tensor]) -> Tensor:
+    """``P_b Q_1`` block by block: the part of the signal that is no floor of an earlier factorisation."""
+    parts = zip(blocks, signal.split(list(sizes), -2), strict=True)
+    return torch.cat([soft[b] @ rows if b in soft else rows for b, rows in parts], -2)
+
+
+def _floored(upper: Tensor, signal: Tensor, kept: Tensor) -> Square:
+    """``F = R^*``, with the soft projection ``Q_1^* P Q_1`` of ``signal`` (q, n)."""
     return Square(
         torch.ones(upper.shape[-1], dtype=upper.real.dtype, device=upper.device),
         lambda: upper,
         lambda x: torch.linalg.solve_triangular(upper.mH, x, upper=False, left=False),
         lambda x: torch.linalg.solve_triangular(upper.mH, x, upper=False),
-        lambda x: (x @ signal.mH) @ signal,
+        lambda x: (x @ signal.mH) @ kept,
     )
 
 

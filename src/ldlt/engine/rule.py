@@ -155,6 +155,7 @@ class Live:
     def __init__(self, name: str, layout: Layout, bound: Tensor, unit: float) -> None:
         self.unit, self.cells = unit, layout.cells
         self.noise: dict[int, tuple[int, ...]] = {}  # phases of the noise blocks, where there is a grid
+        self.soft: dict[int, Tensor] = {}  # soft projections of the blocks that noise was compressed to
         self.least = bound.detach() ** -2  # variance of an input feature: what "small" is measured against
         scale = (1 / bound).expand(layout.features)  # cov(x) = I/ℓ²
         block = self.new_block(layout)
@@ -175,6 +176,8 @@ class Live:
     def keep(self, names: Sequence[str]) -> None:
         """Forget the generators of all other values."""
         self.live = {n: self.live[n] for n in names if n in self.live}
+        seen = {b for g in self.live.values() for b in g.blocks}
+        self.soft = {b: p for b, p in self.soft.items() if b in seen}
 
     def coarsen(self, cells: Cells, alone: bool = True) -> None:
         """Write all live tensors on a coarser grid.
@@ -190,9 +193,10 @@ class Live:
         if alone and len(self.live) == 1:
             ((name, gen),) = self.live.items()
             if len(gen.blocks) > 1 or not all(isinstance(v, Square) for v in gen.blocks.values()):
-                self.live[name] = squared(gen, self.new_block(gen.layout), self.unit)
+                self.live[name] = squared(gen, self.new_block(gen.layout), self.soft, self.unit)
         fold = Fold(self.cells, cells)
         self.live = {n: g.coarse(fold, self.noise) for n, g in self.live.items()}
+        self.soft = {b: fold.both(p, self.noise[b], self.noise[b]) for b, p in self.soft.items()}
         self.noise = {b: tuple(p * s for p, s in zip(n, fold.ratio, strict=True)) for b, n in self.noise.items()}
         self.cells = cells
 
@@ -228,7 +232,7 @@ class Live:
         """The square factor of stacked members; ``survivors`` are read after the move."""
         names = [*members, *(s for s in survivors if s in self.live and s not in members)]
         gens = [self.live[n] for n in names]
-        frame, changed = factor(gens[: len(members)], gens[len(members) :], self.new_block, self.unit)
+        frame, changed = factor(gens[: len(members)], gens[len(members) :], self.new_block, self.soft, self.unit)
         self.live.update((names[place], gen) for place, gen in changed.items())
         return frame
 
