@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -55,7 +56,9 @@ class _Inflate(torch.autograd.Function):
 
     @staticmethod
     def forward(spread: Tensor, columns: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        factor, info = torch.linalg.cholesky_ex(torch.diag_embed(diagonal).to(spread.dtype) - spread)
+        rest = -spread
+        rest.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        factor, info = torch.linalg.cholesky_ex(rest)
         half = torch.linalg.solve_triangular(factor, columns, upper=False)
         slack = (2 * factor.diagonal(dim1=-2, dim2=-1).real.log() - diagonal.log()).sum(-1)
         return half.mH @ half, torch.where(info > 0, torch.nan, slack), factor, half
@@ -147,6 +150,8 @@ class Covariance:
             return self
         index = self._index(names)
         sizes = {n: s for n, s in self.sizes.items() if n in names}
+        if not isinstance(index, Tensor):
+            return Covariance(sizes, self.matrix[..., index, index])
         return Covariance(sizes, self.matrix[..., index[:, None], index])
 
     def transport(self, name: str, read: Read, keep: Collection[str]) -> Covariance:
@@ -195,16 +200,20 @@ class Covariance:
         matrix = live.matrix + gain[..., n:, n:] if live.sizes else live.matrix
         if name not in keep:
             return Covariance(live.sizes, matrix), slack
-        c = center.unsqueeze(-1)
+        c = center.unsqueeze(-1) + (0 * slack.detach())[..., None, None]  # NaN where it means nothing
         own = c * (read.spread + gain[..., :n, :n]) * center.unsqueeze(-2)
-        own = own + torch.diag_embed((radius**2 * diagonal).expand(read.spread.shape[:-1]))
+        own = own + torch.diag_embed(radius**2 * diagonal)
         if live.sizes:
             across = c * (beside + gain[..., :n, n:])
             own = torch.cat([torch.cat([matrix, across.mH], -1), torch.cat([across, own], -1)], -2)
         return Covariance({**live.sizes, name: n}, own), slack
 
-    def _index(self, names: Collection[str]) -> Tensor:
-        places = [torch.arange(p.start, p.stop) for n, p in self.places.items() if n in names]
+    def _index(self, names: Collection[str]) -> Any:
+        """Where some tensors stand: a slice if they are neighbours."""
+        found = [p for n, p in self.places.items() if n in names]
+        if found and all(a.stop == b.start for a, b in pairwise(found)):
+            return slice(found[0].start, found[-1].stop)
+        places = [torch.arange(p.start, p.stop) for p in found]
         return torch.cat([torch.empty(0, dtype=torch.long), *places])
 
 

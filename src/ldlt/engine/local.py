@@ -228,8 +228,7 @@ class LocalSweep(Sweep):
         diagonal = 1 / (2 * radius.square() * multiplier)
         keep = [*self._live(step), name]
         value = self.torus.image(group.value)
-        cov, slack = field.cov.activate(read, diagonal, name, center.to(diagonal), radius.to(diagonal), keep)
-        cov = replace(cov, matrix=torch.where(slack.isnan()[..., None, None], torch.nan, cov.matrix))
+        cov, _ = field.cov.activate(read, diagonal, name, center.to(diagonal), radius.to(diagonal), keep)
         own = cov.matrix[..., cov.places[name], cov.places[name]].detach().diagonal(dim1=-2, dim2=-1).real
         own = own if own.ndim == 1 else own.amax(0)
         layout = field.layouts[value] if field.cells is not None else Layout(None, (), len(own))

@@ -39,7 +39,7 @@ def dominate(matrix: Tensor, size: Tensor, balance: Tensor, power: int, unit: fl
     own = (own if own.ndim == 1 else own.amax(0)).clamp(min=0)
     least = unit ** (2 / 3) * size.square()
     scale = (own + least + torch.finfo(own.dtype).tiny ** 0.5).sqrt() / balance
-    found = matrix / (scale[:, None] * scale)
+    found = _scaled(matrix, 1 / (scale[:, None] * scale))
     error = 64 * unit * (size.detach() / scale.detach()).square().sum()
     log, done = matrix.real.new_zeros(()), 1
     while done < power:
@@ -50,6 +50,22 @@ def dominate(matrix: Tensor, size: Tensor, balance: Tensor, power: int, unit: fl
     if power > 1:
         rows = rows + 2 * power * len(scale) ** 1.5 * unit * rows.detach().amax()
     return scale.square() * (rows.pow(1 / power) * (log / power).exp() + error)
+
+
+def _scaled(x: Tensor, factor: Tensor, count: int = 2) -> Tensor:
+    """``factor · x`` for a real factor that spreads to it; one of a single term is 1."""
+    if count == 1:
+        return x
+    if not x.is_complex():
+        return factor * x
+    return torch.view_as_complex(torch.view_as_real(x.resolve_conj()) * (factor[..., None] if factor.ndim else factor))
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
 
 
 def _row_sums(matrix: Tensor) -> Tensor:
@@ -117,16 +133,16 @@ class Field:
         """Covariances of the sum of maps of live values, its magnitudes, and its unit."""
         places, matrix, unit = self.cov.places, self.cov.matrix, self.unit(maps)
         share = {p: self.units[p] / unit for p in maps}
-        cross = torch.stack([share[p] * m.on(matrix[..., places[p], :]) for p, m in maps.items()]).sum(0)
-        spread = torch.stack([share[p] * m.on(cross[..., places[p]].mH) for p, m in maps.items()]).sum(0)
+        cross = _total([_scaled(m.on(matrix[..., places[p], :]), share[p], len(maps)) for p, m in maps.items()])
+        spread = _total([_scaled(m.on(cross[..., places[p]].mH), share[p], len(maps)) for p, m in maps.items()])
         size = torch.stack([share[p].detach() * m.sizes(self.sizes[p]) for p, m in maps.items()])
-        return Read(cross, (spread + spread.mH) / 2), torch.linalg.vector_norm(size, dim=0), unit
+        return Read(cross, spread), torch.linalg.vector_norm(size, dim=0), unit
 
     def add(self, name: str, found: tuple[Read, Tensor, Tensor], layout: Layout, keep: Collection[str]) -> Field:
         """Add a linear function of live values, in a unit of its own."""
         read, size, unit = found
         scale = _power_of_two(size.detach())
-        read = Read(read.cross / scale, read.spread / scale / scale)
+        read = Read(_scaled(read.cross, 1 / scale), _scaled(read.spread, 1 / scale.square()))
         return self.joined(self.cov.transport(name, read, keep), name, layout, size / scale, unit * scale)
 
     def joined(self, cov: Covariance, name: str, layout: Layout, size: Tensor, unit: Tensor) -> Field:
@@ -200,4 +216,4 @@ class Field:
 def _power_of_two(size: Tensor) -> Tensor:
     """What is near the largest entry, and 1 if all are zero."""
     top = size.amax()
-    return torch.where(top > 0, top.log2().round().clamp(-120, 120).exp2(), 1.0).nan_to_num(1.0)
+    return torch.where(top > 0, top.log2().round().clamp(-60, 60).exp2(), 1.0).nan_to_num(1.0)
