@@ -188,7 +188,8 @@ def test_a_diagonal_matrix_dominates(power, dtype):
         balance = torch.rand(6, generator=generator, dtype=torch.float64) + 0.5
         size = matrix.diagonal(dim1=-2, dim2=-1).real.amax(0).sqrt()
         kind = torch.complex64 if dtype == torch.float32 else torch.complex128
-        bound = dominate(matrix.to(kind), size.to(dtype), balance.to(dtype), power, torch.finfo(dtype).eps).double()
+        unit, least = torch.finfo(dtype).eps, torch.finfo(dtype).tiny ** 0.375
+        bound = dominate(matrix.to(kind), size.to(dtype), balance.to(dtype), power, unit, least).double()
         scaled = matrix / (bound.sqrt()[:, None] * bound.sqrt())
         assert torch.linalg.matrix_norm(scaled, 2).amax() <= 1
         assert torch.linalg.matrix_norm(scaled, 2).amax() > 0.1

@@ -584,7 +584,7 @@ def test_weights_that_are_computed_once_cannot_be_trained():
 
 
 def test_networks_that_would_be_too_large_are_refused():
-    convolution = nn.Conv2d(3, 64, 3, padding=1)  # zeros around it: a dense map
+    convolution = nn.Conv2d(3, 64, 3, padding=1)  # zeros around it: a dense map, unless it is local
     module = nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 2))
     with pytest.raises(ldlt.GraphError, match="circular"):
-        ldlt.Lipschitz(module, input_shape=(3, 64, 64))
+        ldlt.Lipschitz(module, input_shape=(3, 64, 64), convolutions="normalised")

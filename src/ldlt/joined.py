@@ -41,6 +41,7 @@ class Metric:
         bound: ℓ, or one number per output, as in :class:`ldlt.Lipschitz`.
 
     Example:
+        >>> import ldlt
         >>> net = ldlt.nn.FeedForward(2, [16], 1, bound=ldlt.Metric([1.0, 10.0]))
         >>> net(torch.zeros(3, 2)).shape
         torch.Size([3, 1])

@@ -197,8 +197,8 @@ class LocalSweep(Sweep):
             balance = balance[owner]
         margin = _LARGEST_MARGIN * torch.sigmoid(bounded(extra["margin"], MARGIN))
         read, size = self._read(value, rows)
-        bound = dominate(read.spread, size, balance, self.blueprint.power, self.unit)
-        bound = bound + smallest(self.unit)
+        least = smallest(self.unit) ** 0.75
+        bound = dominate(read.spread, size, balance, self.blueprint.power, self.unit, least)
         multiplier = margin / (2 * radius.square() * bound)
         if owner is not None:
             total = int(owner.max()) + 1
@@ -471,8 +471,9 @@ class LocalSweep(Sweep):
         layout = Layout.of(sheet.shape, cells)
         channels = math.prod(sheet.lead)
         parts = layout.features // channels
-        bound = dominate(read.spread, size, torch.ones_like(size), self.blueprint.power, self.unit)
-        bound = bound.reshape(channels, parts).amax(1) + smallest(self.unit)
+        least = smallest(self.unit) ** 0.75
+        bound = dominate(read.spread, size, torch.ones_like(size), self.blueprint.power, self.unit, least)
+        bound = bound.reshape(channels, parts).amax(1)
         scale = (bound.mean() + smallest(self.unit)).sqrt().detach()
         _, _, normal = self._normaliser(group, torch.diag(bound.sqrt()), scale, head=True)
         for _, _, node in self._terms(group):

@@ -21,7 +21,7 @@ from ldlt.images.torus import Map
 __all__ = ["Field", "dominate"]
 
 
-def dominate(matrix: Tensor, size: Tensor, balance: Tensor, power: int, unit: float) -> Tensor:
+def dominate(matrix: Tensor, size: Tensor, balance: Tensor, power: int, unit: float, least: float) -> Tensor:
     r"""``d`` (n,) with ``T ≺ diag(d)`` at all frequencies, up to rounding included.
 
     For ``A = S^{-1}TS^{-1}`` with any diagonal S, row sums of ``|A^m|`` bound ``A^m`` by a diagonal matrix
@@ -34,12 +34,13 @@ def dominate(matrix: Tensor, size: Tensor, balance: Tensor, power: int, unit: fl
         balance: ``q`` (n,), positive.
         power: ``m``, a power of two.
         unit: Rounding unit.
+        least: Smallest ``d``: the same in every precision, and so large that its inverse has a finite gradient.
     """
     own = matrix.diagonal(dim1=-2, dim2=-1).real
     own = (own if own.ndim == 1 else own.amax(0)).clamp(min=0)
-    least = unit ** (2 / 3) * size.square()
-    scale = (own + least + torch.finfo(own.dtype).tiny ** 0.5).sqrt() / balance
-    found = _scaled(matrix, 1 / (scale[:, None] * scale))
+    scale = (own + unit ** (2 / 3) * size.square() + least).sqrt() / balance
+    inverse = 1 / scale  # the square of which may overflow in the gradient of a quotient
+    found = _scaled(matrix, inverse[:, None] * inverse)
     error = 64 * unit * (size.detach() / scale.detach()).square().sum()
     log, done = matrix.real.new_zeros(()), 1
     while done < power:
@@ -49,7 +50,7 @@ def dominate(matrix: Tensor, size: Tensor, balance: Tensor, power: int, unit: fl
     rows = (found.abs().sum(-1) if found.ndim == 2 else found.abs().sum(-1).amax(0)) if power == 1 else _row_sums(found)
     if power > 1:
         rows = rows + 2 * power * len(scale) ** 1.5 * unit * rows.detach().amax()
-    return scale.square() * (rows.pow(1 / power) * (log / power).exp() + error)
+    return scale.square() * (rows.pow(1 / power) * (log / power).exp() + error) + least
 
 
 def _scaled(x: Tensor, factor: Tensor, count: int = 2) -> Tensor:
