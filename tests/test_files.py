@@ -58,8 +58,10 @@ class Unwritten(nn.Module):
         return torch.special.i0e(x)
 
 
-ldlt.activations.register(Snake, lambda module: (0.0, 2.0))
-ldlt.activations.register(Unwritten, lambda module: (-1.0, 1.0))
+@pytest.fixture(autouse=True)
+def _registered(_tables):
+    ldlt.activations.register(Snake, lambda module: (0.0, 2.0))
+    ldlt.activations.register(Unwritten, lambda module: (-1.0, 1.0))
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------

@@ -285,7 +285,7 @@ class LocalSweep(Sweep):
         y, back = cast(Any, torch.func.vjp)(node.linear(self.tensors), *images)
         unit = torch.eye(node.features, dtype=like.dtype, device=like.device).reshape(-1, *y.shape)
         rows = torch.func.vmap(back)(unit)
-        return self._embedded(node.parents, [r.flatten(1) for r in rows])
+        return self._embedded(node.parents, [r.reshape(len(r), -1) for r in rows])
 
     # -- vectors -----------------------------------------------------------------------------------------------------
 
@@ -336,8 +336,8 @@ class LocalSweep(Sweep):
         field, cov, places = self.field, self.field.cov, self.field.cov.places
         unit = field.unit(read)
         share = {n: field.units[n] / unit for n in read}
-        cross = function(lambda n: share[n] * cov.matrix[places[n], :].mT).flatten(1).mT
-        spread = function(lambda n: share[n] * cross[:, places[n]]).flatten(1)
+        cross = function(lambda n: share[n] * cov.matrix[places[n], :].mT).reshape(cov.matrix.shape[-1], -1).mT
+        spread = function(lambda n: share[n] * cross[:, places[n]]).reshape(len(cross), -1)
         size = _magnitude(function, {n: (share[n] * field.sizes[n]).detach() for n in read})
         return Read(cross, (spread + spread.mT) / 2), size, unit
 
@@ -588,5 +588,5 @@ def _magnitude(function: Linear, sizes: Mapping[str, Tensor]) -> Tensor:
     total: Any = 0.0
     for name, size in sizes.items():
         batch = {n: (size.diag() if n == name else size.new_zeros(len(size), len(s))) for n, s in sizes.items()}
-        total = total + function(batch.__getitem__).flatten(1).square().sum(0)
+        total = total + function(batch.__getitem__).reshape(len(size), -1).square().sum(0)
     return total.sqrt()  # type: ignore[no-any-return]
