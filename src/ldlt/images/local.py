@@ -44,12 +44,12 @@ def dominate(matrix: Tensor, size: Tensor, balance: Tensor, power: int, unit: fl
     error = 64 * unit * (size.detach() / scale.detach()).square().sum()
     log, done = matrix.real.new_zeros(()), 1
     while done < power:
-        top = found.detach().abs().sum(-1).amax() + 1e-30
+        top = found.detach().abs().sum(-1).amax().clamp(min=1e-3)  # what is next to nothing stays so
         found = found / top
         found, done, log = found @ found, 2 * done, 2 * (log + top.log())
     rows = (found.abs().sum(-1) if found.ndim == 2 else found.abs().sum(-1).amax(0)) if power == 1 else _row_sums(found)
     if power > 1:
-        rows = rows + 2 * power * len(scale) ** 1.5 * unit * rows.detach().amax()
+        rows = (rows + 2 * power * len(scale) ** 1.5 * unit * rows.detach().amax()).clamp(min=1e-15)
     return scale.square() * (rows.pow(1 / power) * (log / power).exp() + error) + least
 
 
