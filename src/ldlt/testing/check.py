@@ -231,8 +231,8 @@ class _Check:
     def reference(self) -> None:
         """The rule from its definition, with the explicit maps: no contraction is longer than one.
 
-        The reference subtracts, I − UU', so that near the boundary its own rounding is what is seen; the inequality,
-        which subtracts nothing, is the sharper test.
+        The reference subtracts, I − UU', so that near the boundary its own rounding is what is seen, which is allowed
+        for; the inequality, which subtracts nothing, is the sharper test.
         """
         if self.dtype != torch.float64:
             return
@@ -250,7 +250,8 @@ class _Check:
         norms["(output)"] *= net.output_gain(torch.float64)
         longest = max(norms, key=norms.__getitem__)
         apart = min((1 - norm for name, norm in norms.items() if name != "(output)"), default=1.0)
-        rounding = 64 * torch.finfo(torch.float64).eps / max(apart, torch.finfo(torch.float64).eps)
+        unit = torch.finfo(torch.float64).eps
+        rounding = 64 * unit / max(apart, unit) ** 1.5  # K has norm apart^{-1/2}; what leaks from it is εK³
         if not norms[longest] <= 1 + 1e-6 + rounding:
             self.report.violations.append(f"reference: the contraction of '{longest}' has norm {norms[longest]:.12g}")
 
