@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 
 import pytest
@@ -278,6 +279,14 @@ def test_certificates_of_several_inputs_and_metrics(tmp_path):
     assert found.bound == pytest.approx(1.5, rel=1e-3)
     ldlt.save(net, tmp_path / "actor.onnx")
     assert ldlt.verify(tmp_path / "actor.onnx").bound == pytest.approx(1.5, rel=1e-3)
+
+
+def test_named_tuples_stay_what_they_are():
+    pair = collections.namedtuple("pair", ["policy", "value"])
+    net = ldlt.Lipschitz(Actor(lambda values: pair(*values)), input_shape=[(4,), (2,)])
+    found = net(torch.zeros(4), torch.zeros(2))
+    assert isinstance(found, pair)
+    assert found.value.shape == (1,)
 
 
 @pytest.mark.parametrize("kind", [dict, tuple, list])

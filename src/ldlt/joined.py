@@ -164,7 +164,8 @@ class Joined(nn.Module):
         found = {n: y[..., self.parts[n]].unflatten(-1, s) for n, s in self.outputs.items()}
         if issubclass(self.kind, Tensor):
             return found["0"]
-        return found if issubclass(self.kind, Mapping) else self.kind(found.values())
+        make = getattr(self.kind, "_make", self.kind)  # of a named tuple
+        return found if issubclass(self.kind, Mapping) else make(found.values())
 
     def forward(self, z: Tensor) -> Tensor:
         """All outputs side by side (batch, k), for all inputs side by side."""
