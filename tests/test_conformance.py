@@ -107,6 +107,19 @@ NAMED = {
         lambda: Fn(lambda s, x: s.last(h := s.first(x)) + h, first=nn.Linear(3, 3), last=nn.Linear(3, 3)),
         (3,),
     ),
+    "sum of flattened images": (
+        lambda: Fn(
+            lambda s, x: (h := torch.relu(s.conv(x))).flatten(1) + (h + h).flatten(1), conv=circular(1, 2)
+        ),
+        (1, 3, 3),
+    ),
+    "computed kernel": (
+        lambda: Fn(
+            lambda s, x: s.head(torch.relu(F.conv2d(x, s.kernel.abs(), padding=1)).flatten(1)),
+            kernel=torch.randn(2, 1, 3, 3), head=nn.Linear(32, 3),
+        ),
+        (1, 4, 4),
+    ),
     "vector from an image beside it": (
         lambda: Fn(
             lambda s, x: s.a(s.conv(x).flatten(1)) + s.b(s.conv(x).mean((2, 3))) + s.c(x.flatten(1)),
@@ -121,7 +134,7 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMED)
 def test_named_modules_at_all_parameters(name, dtype):
     make, shape = NAMED[name]
-    output = "scale" if name == "a map and a map of it" else "free"
+    output = "scale" if name in ("a map and a map of it", "sum of flattened images") else "free"
     for head in ("orthogonal", "rows"):
         found = check_module(make().to(dtype), shape, head=head, output=output)
         assert found.refusal is None

@@ -165,7 +165,10 @@ class Sweep:
         else:
             shapes = [self.graph[p].shape for p in node.parents]
             move = Run(node.linear(self.tensors), shapes, cells, node.role == "rearrange")
-        self.live[node.name] = transport(move, parents, Layout.of(node.shape, cells))
+        # A sum lies like its parents: flattened images stay images.
+        summed = isinstance(node, Wire) and node.role == "sum"
+        layout = parents[0].layout if summed else Layout.of(node.shape, cells)
+        self.live[node.name] = transport(move, parents, layout)
 
     def _matrix(self, node: Affine, cells: Cells) -> Tensor:
         """What a map is on a grid: the explicit one, or the free one where it is not known yet."""

@@ -238,7 +238,8 @@ def _diagonal(entries: Tensor) -> Map:
 
 
 def _matrix(matrix: Tensor) -> Map:
-    return Map(lambda x: matrix @ x, lambda s: torch.linalg.vector_norm(_rms(matrix.detach()) * s, dim=-1))
+    # A frozen or computed weight keeps its own precision, whatever that of the sweep.
+    return Map(lambda x: matrix.to(x.dtype) @ x, lambda s: torch.linalg.vector_norm(_rms(matrix.detach()) * s, dim=-1))
 
 
 def _rms(matrix: Tensor) -> Tensor:
