@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations
 import ldlt
 from ldlt.errors import GraphError, OptionError
 from ldlt.images.local import dominate
+from ldlt.testing import check_module
 
 
 def conv(inputs, outputs, size=3, **options):
@@ -203,3 +204,22 @@ def test_a_deep_stack_starts_alive():
     )
     jacobian = torch.func.jacrev(lambda z: net(z).flatten())(torch.randn(1, 4, 4, 4)).reshape(4, -1)
     assert torch.linalg.matrix_norm(jacobian, 2) > 0.1
+
+
+def test_slopes_of_channels_behind_a_mask():
+    """A learned slope per channel where sums spill over the border and are masked."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+            self.slopes, self.head = nn.PReLU(3), nn.Linear(48, 2)
+
+        def forward(self, x):
+            h = self.first(x)
+            return self.head(self.slopes(h + self.last(self.slopes(h))).flatten(1))
+
+    for head in ("orthogonal", "rows"):
+        found = check_module(Net().double(), (2, 4, 4), head=head, kinds=("start", "normal", "zero"))
+        assert found.refusal is None
+        assert not found.violations + found.declined

@@ -162,7 +162,7 @@ def _place_for(module: nn.Module, spread: float, depth: int) -> float:
     means = np.linspace(-8 * spread - 4, 8 * spread + 4, 401)
     points = torch.from_numpy(means[:, None] + spread * nodes[None]).reshape(-1, 1)
     act = copy.deepcopy(module).double().cpu().eval()
-    channels = act.weight.numel() if isinstance(act, nn.PReLU) else 1
+    channels = max((p.numel() for p in act.parameters()), default=1)  # of a PReLU, masked or not
     step = 1e-4
     slope = (act((points + step).expand(-1, channels)) - act((points - step).expand(-1, channels)))[:, 0] / (2 * step)
     energy = (slope.reshape(len(means), -1).numpy() ** 2 @ weights) / weights.sum()
