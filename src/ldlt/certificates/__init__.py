@@ -10,7 +10,7 @@ included), :mod:`near`, :mod:`torus`, :mod:`eliminate` (the same per frequency),
 """
 
 from ldlt.certificates.certificate import Certificate, verify
-from ldlt.certificates.certifier import METHODS, certify, freeze_certified, issue, issue_built
+from ldlt.certificates.certifier import METHODS, built_multipliers, certify, freeze_certified, issue
 from ldlt.certificates.local import Region
 from ldlt.certificates.problem import Problem
 from ldlt.certificates.proof import Proof, prove
@@ -24,10 +24,10 @@ __all__ = [
     "Region",
     "Solution",
     "Step",
+    "built_multipliers",
     "certify",
     "freeze_certified",
     "issue",
-    "issue_built",
     "minimise",
     "prove",
     "verify",

@@ -31,7 +31,7 @@ from ldlt.errors import GraphError, InfeasibleError, OptionError, ShapeError
 from ldlt.graph import Convolution, Graph, Wire
 from ldlt.graph.operations import TABLE
 
-__all__ = ["METHODS", "TOLERANCE", "Step", "certify", "freeze_certified", "issue", "issue_built"]
+__all__ = ["METHODS", "TOLERANCE", "Step", "built_multipliers", "certify", "freeze_certified", "issue"]
 
 METHODS = ("optimal", "product")
 """``optimal``: the best multipliers. ``product``: norms multiplied along the graph, for comparison."""
@@ -220,19 +220,20 @@ def freeze_certified(net: Lipschitz) -> tuple[nn.Module, Certificate]:
     ('certified', True, True)
     """
     stored = net.frozen_map()
-    return stored, issue_built(net, stored)
-
-
-def issue_built(net: Lipschitz, stored: nn.Module) -> Certificate:
-    """The certificate of a stored form of a network built here, with the network's own multipliers."""
     graph = traced(stored, net.input_shape)
-    names = [a.name for a in graph.activations]
     # Wrapping the module for a gain renames its nodes; their order stays.
-    # Where single outputs have the declared bound, the inequality is scaled to that of the whole map.
-    scale = (net.bound / net.declared_bound) ** 2
-    multipliers = {n: scale * m.double() for n, m in zip(names, net.multipliers().values(), strict=True)}
+    multipliers = dict(zip([a.name for a in graph.activations], built_multipliers(net), strict=True))
     prover = Prover(graph, stored)
-    return _stated(prover, settle(prover, multipliers, net.bound), "by construction", None, True)
+    return stored, _stated(prover, settle(prover, multipliers, net.bound), "by construction", None, True)
+
+
+def built_multipliers(net: Lipschitz) -> list[Tensor]:
+    """``Λ`` of a network built here by activation, in order, for the inequality of its reported bound, in float64.
+
+    Where single outputs have the declared bound, the inequality is scaled to that of the whole map.
+    """
+    scale = (net.bound / net.declared_bound) ** 2
+    return [scale * m.double() for m in net.multipliers().values()]
 
 
 def _product(problem: Problem) -> Solution:

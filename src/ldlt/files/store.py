@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import Tensor, fx, nn
 
-from ldlt.certificates import Certificate, Region, certify, issue, verify
+from ldlt.certificates import Certificate, Region, built_multipliers, certify, issue, verify
 from ldlt.certificates.fingerprint import fingerprint, traced
 from ldlt.engine.network import Lipschitz, sample_shape
 from ldlt.errors import CertificateError, GraphError, LdltError, OnnxError, OptionError, SavedModelError, ShapeError
@@ -287,9 +287,7 @@ def _claim(model: Any, certificate: Certificate | None, input_shape: Any) -> _Cl
         return _Claim(model.network, model.input_shape, model.meaning, stated)
     if isinstance(model, Lipschitz):
         meaning = Meaning(trained_bound=model.declared_bound, architecture=_describe(model))
-        # Where single outputs have the declared bound, the inequality is scaled to that of the whole map.
-        scale = (model.bound / model.declared_bound) ** 2
-        built = lambda graph: _Stated([scale * m.double() for m in model.multipliers().values()], model.bound)  # noqa: E731
+        built = lambda graph: _Stated(built_multipliers(model), model.bound)  # noqa: E731
         return _Claim(model.frozen_map(), model.input_shape, meaning, built)
     if not isinstance(model, nn.Module):
         raise OptionError(f"model must be a module or a fitted estimator, not {type(model).__name__}")
